@@ -1,0 +1,106 @@
+"""`Document`: a YAML file whose every value knows its line, so that an error can point at it.
+
+Owns the wording of "this value in this file is wrong". Knows nothing of what the file means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from bimetal.errors import ConfigError
+
+T = TypeVar("T")
+Location = Sequence[int | str]
+MAX_ERRORS_SHOWN = 5
+
+
+class Document:
+    """A parsed file: `value` is plain Python, `error` words a complaint about one place in it."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self.source = source
+        try:
+            self._root = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.value: object = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f":{mark.line + 1}" if mark else ""
+            problem = getattr(error, "problem", None) or str(error)
+            raise ConfigError(f"{source}{line}: not YAML: {problem}") from error
+        self._refuse_doubled_keys(self._root, ())
+
+    @classmethod
+    def read(cls, path: Path) -> Document:
+        try:
+            return cls(path.read_text(encoding="utf-8"), str(path))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}: give the path of a YAML file") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path}: not text (byte {error.start}): give the path of a YAML file"
+            ) from error
+
+    def validate(self, adapter: TypeAdapter[T]) -> T:
+        """The document as the adapter's type, or a ConfigError with a line per fault."""
+        try:
+            return adapter.validate_python(self.value)
+        except ValidationError as error:
+            faults = error.errors()
+        lines = [str(self.error(fault["loc"], _describe(fault))) for fault in faults[:MAX_ERRORS_SHOWN]]
+        if len(faults) > MAX_ERRORS_SHOWN:
+            lines.append(f"{self.source}: and {len(faults) - MAX_ERRORS_SHOWN} more")
+        raise ConfigError("\n".join(lines))
+
+    def error(self, location: Location, message: str) -> ConfigError:
+        """`message` with file, line and field in front."""
+        field = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+        return ConfigError(f"{self.source}:{self.line_of(location)}: {field or 'document'}: {message}")
+
+    def line_of(self, location: Location) -> int:
+        """Line of the deepest part of `location` that the file has, counted from 1."""
+        node = self._root
+        line = node.start_mark.line if node is not None else 0
+        for part in location:
+            if isinstance(node, yaml.MappingNode):
+                pairs = [(key, value) for key, value in node.value if key.value == str(part)]
+                if not pairs:
+                    break
+                key, node = pairs[0]
+                line = key.start_mark.line
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line
+            else:
+                break
+        return int(line) + 1
+
+    def _refuse_doubled_keys(self, node: yaml.Node | None, location: tuple[int | str, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                name = str(key.value)
+                if name in seen:
+                    raise ConfigError(
+                        f"{self.source}:{key.start_mark.line + 1}: {name!r} is given twice: keep one"
+                    )
+                seen.add(name)
+                self._refuse_doubled_keys(value, (*location, name))
+        elif isinstance(node, yaml.SequenceNode):
+            for i, item in enumerate(node.value):
+                self._refuse_doubled_keys(item, (*location, i))
+
+
+def _describe(fault: ErrorDetails) -> str:
+    """What pydantic found, with the value given and what is allowed."""
+    kind, given = fault["type"], fault["input"]
+    if kind == "missing":
+        return "is missing: it has no default"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return "is not a field here: remove it, or check its spelling"
+    return f"{fault['msg']} (got {given!r})"
