@@ -1,0 +1,246 @@
+"""Authenticated connections over blocking sockets: the built-in link, with no dependency.
+
+An address is `host:port`, or `unix:/path` on one machine. Frames go out under a lock, from whichever thread has one;
+they come in through one thread a connection (`receive_forever`). Large payloads travel in pieces, so that a reader can
+start on the first while the last is still being written. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from bimetal.engine.wire.frame import (
+    HEADER_BYTES,
+    MAX_CONTROL_BYTES,
+    MAX_HELLO_BYTES,
+    Header,
+    Kind,
+    pack_json,
+    unpack_header,
+    unpack_json,
+)
+from bimetal.engine.wire.handshake import Hello, accept, answer, challenge, confirm, new_nonce
+from bimetal.errors import LinkError
+
+PIECE_BYTES = 1 << 20
+_SOCKET_BUFFER_BYTES = 8 << 20
+_HANDSHAKE_TIMEOUT_S = 5.0
+
+Buffer = bytes | bytearray | memoryview
+Allocate = Callable[[Header], memoryview]
+Handle = Callable[[Header, memoryview], None]
+
+
+class Connection:
+    """A byte stream to a peer that has proved that it knows the secret."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.peer = peer
+        self._socket = sock
+        self._send_lock = threading.Lock()
+
+    def send(self, header: Header, *payload: Buffer) -> None:
+        """A data frame; `payload` parts add up to header.num_bytes."""
+        self._send_all(header.pack(), *payload)
+
+    def send_frame(self, frame: bytes) -> None:
+        """A control frame that `pack_json` or `api.encode` made."""
+        self._send_all(frame)
+
+    def _send_all(self, *parts: Buffer) -> None:
+        try:
+            with self._send_lock:
+                for part in parts:
+                    self._socket.sendall(part)
+        except OSError as error:
+            raise LinkError(f"lost {self.peer} while sending: {error}") from error
+
+    def receive_header(self, max_bytes: int = MAX_CONTROL_BYTES) -> Header:
+        buffer = bytearray(HEADER_BYTES)
+        self.receive_into(memoryview(buffer))
+        return unpack_header(buffer, max_bytes)
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill `view`; LinkError if the peer closes first."""
+        got = 0
+        while got < len(view):
+            try:
+                n = self._socket.recv_into(view[got:])
+            except OSError as error:
+                raise LinkError(f"lost {self.peer} while receiving: {error}") from error
+            if n == 0:
+                raise LinkError(f"{self.peer} closed the connection" + (" inside a message" if got else ""))
+            got += n
+
+    def receive(self, max_bytes: int = MAX_CONTROL_BYTES) -> tuple[Header, memoryview]:
+        """One whole frame in memory of its own."""
+        header = self.receive_header(max_bytes)
+        payload = memoryview(bytearray(header.num_bytes))
+        self.receive_into(payload)
+        return header, payload
+
+    def receive_forever(self, handle: Handle, allocate: Allocate | None = None) -> LinkError:
+        """Pass every frame to `handle` until the connection ends; returns why it ended."""
+        try:
+            while True:
+                header = self.receive_header()
+                payload = memoryview(bytearray(header.num_bytes)) if allocate is None else allocate(header)
+                self.receive_into(payload)
+                handle(header, payload)
+        except LinkError as error:
+            return error
+
+    def set_timeout(self, timeout_s: float | None) -> None:
+        self._socket.settimeout(timeout_s)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Transport(Protocol):
+    """What an edge needs of a link: ordered frames to one peer. NIXL is the other implementation."""
+
+    peer: str
+
+    def send(self, header: Header, *payload: Buffer) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def parse_address(address: str) -> tuple[int, str | tuple[str, int]]:
+    """(socket family, what `connect` and `bind` take)."""
+    if address.startswith("unix:"):
+        return socket.AF_UNIX, address.removeprefix("unix:")
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise LinkError(f"address {address!r} is neither host:port nor unix:/path")
+    return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]") or "127.0.0.1", int(port))
+
+
+def _tune(sock: socket.socket) -> None:
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _receive_hello(connection: Connection, *expected: Kind) -> object:
+    header, payload = connection.receive(MAX_HELLO_BYTES)
+    document = unpack_json(payload)
+    if header.kind is Kind.REFUSED and isinstance(document, dict):
+        raise LinkError(f"{connection.peer} refused the connection: {document.get('why')}")
+    if header.kind not in expected:
+        raise LinkError(f"{connection.peer} sent {header.kind.name} where {expected[0].name} was due")
+    return document
+
+
+def connect(address: str, secret: str, role: str, timeout_s: float = 10.0) -> Connection:
+    """Dial, retrying until `timeout_s` while nobody listens, and prove the secret to each other."""
+    family, target = parse_address(address)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(deadline - time.monotonic(), 0.1))
+            sock.connect(target)
+            break
+        except OSError as error:
+            sock.close()
+            if time.monotonic() >= deadline:
+                raise LinkError(
+                    f"nothing answers at {address} ({error}): start `bimetal stage --listen` there, or correct the address"
+                ) from error
+            time.sleep(0.05)
+    _tune(sock)
+    connection = Connection(sock, address)
+    connection.set_timeout(_HANDSHAKE_TIMEOUT_S)
+    try:
+        nonce = new_nonce()
+        document = _receive_hello(connection, Kind.CHALLENGE)
+        connection.send_frame(pack_json(Kind.HELLO, answer(document, secret, role, nonce)))
+        confirm(_receive_hello(connection, Kind.WELCOME), secret, nonce)
+    except LinkError:
+        connection.close()
+        raise
+    connection.set_timeout(None)
+    return connection
+
+
+class Listener:
+    """Accepts connections in a thread; each that passes the handshake goes to `on_connect` in a thread of its own.
+
+    One that does not is told why, reported to `on_refused`, and closed; nothing else notices.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        on_connect: Callable[[Hello, Connection], None],
+        on_refused: Callable[[str, LinkError], None],
+    ) -> None:
+        family, target = parse_address(address)
+        self._secret = secret
+        self._on_connect = on_connect
+        self._on_refused = on_refused
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        if family != socket.AF_UNIX:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind(target)
+        except OSError as error:
+            raise LinkError(f"cannot listen at {address}: {error}: choose another address") from error
+        self._socket.listen(64)
+        self.address = address
+        if family == socket.AF_UNIX:
+            Path(str(target)).chmod(0o600)
+        else:
+            host, port = self._socket.getsockname()[:2]
+            self.address = f"{host}:{port}"
+        threading.Thread(target=self._accept_forever, name="listener", daemon=True).start()
+
+    def _accept_forever(self) -> None:
+        while True:
+            try:
+                sock, peer = self._socket.accept()
+            except OSError:
+                return
+            name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local peer"
+            threading.Thread(
+                target=self._welcome, args=(sock, name), name=f"from-{name}", daemon=True
+            ).start()
+
+    def _welcome(self, sock: socket.socket, name: str) -> None:
+        connection = Connection(sock, name)
+        try:
+            _tune(sock)
+            connection.set_timeout(_HANDSHAKE_TIMEOUT_S)
+            nonce = new_nonce()
+            connection.send_frame(pack_json(Kind.CHALLENGE, challenge(nonce)))
+            document = _receive_hello(connection, Kind.HELLO)
+            hello, welcome = accept(document, self._secret, nonce)
+            connection.send_frame(pack_json(Kind.WELCOME, welcome))
+            connection.set_timeout(None)
+        except (LinkError, OSError) as error:
+            refusal = error if isinstance(error, LinkError) else LinkError(f"{name}: {error}")
+            with contextlib.suppress(LinkError):
+                connection.send_frame(pack_json(Kind.REFUSED, {"why": str(refusal)}))
+            connection.close()
+            self._on_refused(name, refusal)
+            return
+        connection.peer = f"{hello.role} at {name}"
+        self._on_connect(hello, connection)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

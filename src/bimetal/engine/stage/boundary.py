@@ -1,0 +1,66 @@
+"""Hidden states across the boundary between two stages: rows out through host memory, rows in through a ring of
+host buffers (pinned where the device is a GPU, so that both copies run beside the compute).
+"""
+
+from __future__ import annotations
+
+import queue
+
+import numpy as np
+import torch
+
+from bimetal.engine.device import Device
+from bimetal.engine.wire.frame import Header
+from bimetal.errors import LinkError, StageError
+
+ENCODINGS: dict[torch.dtype, int] = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+"""How rows are encoded, in a HIDDEN frame's flags."""
+_DECODINGS = {code: dtype for dtype, code in ENCODINGS.items()}
+
+
+def rows_as_bytes(rows: torch.Tensor) -> memoryview:
+    """A host tensor's memory; numpy has no bfloat16, so it travels as bytes."""
+    flat = rows.contiguous().view(torch.uint8).flatten()
+    return flat.numpy().data
+
+
+class ReceiveRing:
+    """Host buffers that a receiving thread fills and the compute thread gives back: `allocate` waits for a free one."""
+
+    def __init__(self, device: Device, num_buffers: int, buffer_bytes: int) -> None:
+        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        self._buffer_bytes = buffer_bytes
+        self._taken: dict[int, torch.Tensor] = {}
+        for _ in range(num_buffers):
+            self._free.put(torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=device.is_gpu))
+
+    def allocate(self, header: Header) -> memoryview:
+        if header.num_bytes > self._buffer_bytes:
+            raise LinkError(
+                f"a {header.kind.name} frame of {header.num_bytes} bytes, the largest step has {self._buffer_bytes}"
+            )
+        buffer = self._free.get()
+        view = buffer.numpy().data[: header.num_bytes]
+        self._taken[id(view.obj)] = buffer
+        return view
+
+    def give_back(self, payload: memoryview) -> None:
+        self._free.put(self._taken.pop(id(payload.obj)))
+
+
+def rows_from_payload(
+    header: Header, payload: memoryview, num_rows: int, hidden_size: int, device: Device
+) -> torch.Tensor:
+    """[num_rows, hidden_size] on the device: a view of the payload on a CPU, an upload in stream order on a GPU."""
+    dtype = _DECODINGS.get(header.flags)
+    if dtype is None:
+        raise StageError(
+            f"hidden states in encoding {header.flags} are unknown here: install the same bimetal on both stages"
+        )
+    if header.num_bytes != num_rows * hidden_size * dtype.itemsize:
+        raise StageError(
+            f"step {header.step} needs {num_rows} rows of {hidden_size} {dtype}, but its HIDDEN frame has {header.num_bytes} bytes"
+        )
+    array = np.frombuffer(payload, np.uint8)
+    rows = torch.from_numpy(array).view(dtype).view(num_rows, hidden_size)
+    return rows.to(device.torch_device, non_blocking=True) if device.is_gpu else rows

@@ -1,0 +1,253 @@
+"""The stage's loop: for each step in order, wait for its input, run it, pass its output on.
+
+The same loop serves the first, a middle, the last and the only stage; edges that a stage does not have are None.
+What leaves goes through one sender thread, which waits for the copy to host memory so that the compute thread need not.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bimetal.engine.device import Device, HostCopy
+from bimetal.engine.link.tcp import Connection, Transport
+from bimetal.engine.stage.boundary import ENCODINGS, ReceiveRing, rows_as_bytes, rows_from_payload
+from bimetal.engine.stage.runner import Runner
+from bimetal.engine.stage.sampler import SampledCopies, Sampler
+from bimetal.engine.wire.frame import Header, Kind
+from bimetal.engine.wire.step import NO_TARGET, Int, Step, encode_sampled
+from bimetal.errors import LinkError, StageError
+
+Frames = queue.SimpleQueue[tuple[Header, memoryview]]
+
+
+class Inbox:
+    """Frames of one edge, in order, for one reader; those of another epoch and doubled ones are dropped."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._frames: Frames = queue.SimpleQueue()
+        self._held: tuple[Header, memoryview] | None = None
+        self.num_dropped = 0
+
+    def put(self, header: Header, payload: memoryview) -> None:
+        self._frames.put((header, payload))
+
+    def wait_for(
+        self, epoch: int, step: int, drop: Callable[[memoryview], None] = lambda _: None
+    ) -> tuple[Header, memoryview]:
+        """The frame of `step`."""
+        while True:
+            header, payload = self._held or self._frames.get()
+            self._held = None
+            if header.epoch == epoch and header.step == step:
+                return header, payload
+            if header.epoch == epoch and header.step > step:
+                self._held = (header, payload)
+                raise StageError(
+                    f"{self.name}: step {step} is due, but {header.step} came: a message was lost"
+                )
+            self.num_dropped += 1
+            drop(payload)
+
+    def poll(self) -> tuple[Header, memoryview] | None:
+        try:
+            return self._frames.get_nowait()
+        except queue.Empty:
+            return None
+
+    def take(self) -> tuple[Header, memoryview]:
+        return self._frames.get()
+
+
+@dataclass(slots=True)
+class StageClock:
+    """Seconds since the last reset. Busy: a step's input is there and its output is not."""
+
+    busy_s: float = 0.0
+    input_wait_s: float = 0.0
+    num_steps: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Where this stage's messages come from and go to."""
+
+    hidden_in: Inbox | None = None
+    hidden_out: Transport | None = None
+    ids_in: Inbox | None = None
+    ids_out: Transport | None = None
+    masks_in: Inbox | None = None
+    driver: Connection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    header: Header
+    hidden: HostCopy | None
+    sampled: SampledCopies | None
+
+
+class TokenPool:
+    """On the first of several stages: the id last sampled for each sequence slot, as the last stage sends them."""
+
+    def __init__(self, inbox: Inbox, max_num_seqs: int, epoch: int) -> None:
+        self._inbox = inbox
+        self._epoch = epoch
+        self._ids = np.zeros(max_num_seqs, np.int32)
+        self._expected: dict[int, tuple[Int, NDArray[np.bool_]]] = {}
+        self._applied_step = 0
+
+    def expect(self, number: int, step: Step) -> None:
+        """Ids of this step's logit rows will come."""
+        if step.num_logit_rows:
+            self._expected[number] = (
+                step.sequence_slots[step.logit_sequences].copy(),
+                step.targets == NO_TARGET,
+            )
+
+    def resolve(self, number: int, step: Step) -> NDArray[np.int32]:
+        """The step's token ids, once those that it refers to have come."""
+        while (frame := self._inbox.poll()) is not None:
+            self._apply(*frame)
+        if not step.ids_lag:
+            return step.token_ids
+        while self._applied_step < number - step.ids_lag:
+            self._apply(*self._inbox.take())
+        ids = step.token_ids
+        return np.where(ids < 0, self._ids[np.maximum(-1 - ids, 0)], ids)
+
+    def _apply(self, header: Header, payload: memoryview) -> None:
+        if header.epoch != self._epoch or header.step <= self._applied_step:
+            return
+        slots, samples = self._expected.pop(header.step)
+        ids = np.frombuffer(payload, np.int32)
+        self._ids[slots[samples]] = ids[samples]
+        self._applied_step = header.step
+
+
+class StageLoop:
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler | None,
+        device: Device,
+        edges: Edges,
+        ring: ReceiveRing | None,
+        pool: TokenPool | None,
+        hidden_size: int,
+        epoch: int,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`sampler`: on the last stage. `pool`: on the first of several. `ring`: on all but the first."""
+        self._runner = runner
+        self._sampler = sampler
+        self._device = device
+        self._edges = edges
+        self._ring = ring
+        self._pool = pool
+        self._hidden_size = hidden_size
+        self._epoch = epoch
+        self._on_failure = on_failure
+        self._last_step = 0
+        self.clock = StageClock()
+        self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
+        threading.Thread(target=self._send_forever, name="sender", daemon=True).start()
+
+    @torch.inference_mode()
+    def run(self, header: Header, step: Step) -> None:
+        """One step. A stale or doubled one is dropped."""
+        if header.epoch != self._epoch or header.step <= self._last_step:
+            return
+        self._last_step = header.step
+        began = time.perf_counter()
+        ids, hidden, payload = self._input(header, step)
+        ready = time.perf_counter()
+        pool = self._sampler.pool if self._sampler is not None and hidden is None else None
+        out = self._runner.run(step, ids, hidden, pool)
+        if self._sampler is None:
+            self._pass_on_hidden(header, out)
+        elif step.num_logit_rows:
+            sampled = self._sampler(out, step, self._masks(header, step))
+            self._outgoing.put(_Outgoing(header, None, sampled.download(self._device)))
+        else:
+            self._outgoing.put(_Outgoing(header, None, None))
+        if payload is not None and self._ring is not None:
+            if self._device.is_gpu:
+                torch.cuda.current_stream().synchronize()
+            self._ring.give_back(payload)
+        self.clock.busy_s += time.perf_counter() - ready
+        self.clock.input_wait_s += ready - began
+        self.clock.num_steps += 1
+        self.clock.num_tokens += step.num_tokens
+
+    def _input(
+        self, header: Header, step: Step
+    ) -> tuple[NDArray[np.int32] | None, torch.Tensor | None, memoryview | None]:
+        inbox = self._edges.hidden_in
+        if inbox is None:
+            if self._pool is None:
+                return step.token_ids, None, None
+            ids = self._pool.resolve(header.step, step)
+            self._pool.expect(header.step, step)
+            return ids, None, None
+        assert self._ring is not None
+        frame, payload = inbox.wait_for(self._epoch, header.step, self._ring.give_back)
+        rows = rows_from_payload(frame, payload, step.num_tokens, self._hidden_size, self._device)
+        return None, rows, payload
+
+    def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
+        if step.masked is None or self._edges.masks_in is None:
+            return {}
+        masks = {}
+        for _ in range(int(step.masked.sum())):
+            _frame, payload = self._edges.masks_in.wait_for(self._epoch, header.step)
+            values = np.frombuffer(payload, np.uint32)
+            masks[int(values[0])] = values[1:]
+        return masks
+
+    def _pass_on_hidden(self, header: Header, rows: torch.Tensor) -> None:
+        rows = rows.contiguous()
+        out = Header(
+            Kind.HIDDEN,
+            rows.nbytes,
+            header.epoch,
+            header.step,
+            header.micro_batch,
+            flags=ENCODINGS[rows.dtype],
+        )
+        self._outgoing.put(_Outgoing(out, self._device.download(rows), None))
+
+    def _send_forever(self) -> None:
+        try:
+            while True:
+                self._send(self._outgoing.get())
+        except (LinkError, RuntimeError) as error:
+            self._on_failure(error)
+
+    def _send(self, message: _Outgoing) -> None:
+        header, edges = message.header, self._edges
+        if message.hidden is not None:
+            assert edges.hidden_out is not None
+            edges.hidden_out.send(header, rows_as_bytes(message.hidden.wait()))
+            return
+        assert edges.driver is not None
+        if message.sampled is None:
+            edges.driver.send(Header(Kind.SAMPLED, 0, header.epoch, header.step, header.micro_batch))
+            return
+        sampled = message.sampled.wait()
+        if edges.ids_out is not None:
+            ids = np.ascontiguousarray(sampled.ids).data.cast("B")
+            edges.ids_out.send(Header(Kind.IDS, len(ids), header.epoch, header.step, header.micro_batch), ids)
+        payload = encode_sampled(sampled).data.cast("B")
+        edges.driver.send(
+            Header(Kind.SAMPLED, len(payload), header.epoch, header.step, header.micro_batch), payload
+        )

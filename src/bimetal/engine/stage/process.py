@@ -1,0 +1,252 @@
+"""A stage's process: listens, takes one driver, obeys it, and ends (or starts afresh) when the driver is gone.
+
+    python -m bimetal.engine.stage.process --listen 127.0.0.1:0 --exit-with-parent
+
+Prints `LISTENING host:port` once it can be connected to. The secret comes from BIMETAL_SECRET.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+
+from bimetal.engine.link.tcp import Connection, Listener, Transport, connect
+from bimetal.engine.stage.loop import Edges, Inbox, StageLoop
+from bimetal.engine.stage.session import StageSession
+from bimetal.engine.wire.control import (
+    LoadStage,
+    StageFailed,
+    StageStarted,
+    StageStats,
+    StartStage,
+    decode_control,
+    encode_control,
+)
+from bimetal.engine.wire.frame import Header, Kind, pack_json
+from bimetal.engine.wire.handshake import SECRET_VARIABLE, Hello
+from bimetal.engine.wire.step import decode_step
+from bimetal.errors import BimetalError, LinkError, StageError
+
+_EDGE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    why: str
+
+
+class StageProcess:
+    """Connections arrive in threads; everything that touches the model happens in `run`, on the main thread."""
+
+    def __init__(self, address: str, secret: str, once: bool) -> None:
+        self._secret = secret
+        self._once = once
+        self._commands: queue.SimpleQueue[tuple[Header, memoryview] | _Ended] = queue.SimpleQueue()
+        self._driver: Connection | None = None
+        self._driver_lock = threading.Lock()
+        self._inboxes = {kind: Inbox(kind) for kind in ("hidden", "ids", "masks")}
+        self._connected = {kind: threading.Event() for kind in ("hidden", "ids")}
+        self._ring_ready = threading.Event()
+        self._session: StageSession | None = None
+        self._loop: StageLoop | None = None
+        self._ring = None
+        self._listener = Listener(address, secret, self._on_connect, self._on_refused)
+
+    @property
+    def address(self) -> str:
+        return self._listener.address
+
+    # -- connections, each in a thread of its own -------------------------------------------------------------------
+
+    def _on_refused(self, name: str, error: LinkError) -> None:
+        print(f"stage: refused {name}: {error}", file=sys.stderr, flush=True)
+
+    def _on_connect(self, hello: Hello, connection: Connection) -> None:
+        if hello.role == "driver":
+            self._serve_driver(connection)
+        elif hello.role.startswith("edge:"):
+            self._serve_edge(hello.role.split(":")[1], connection)
+        elif hello.role == "probe":
+            self._serve_probe(connection)
+        else:
+            connection.send_frame(
+                encode_control(StageFailed(f"a stage takes no connections of role {hello.role!r}"))
+            )
+            connection.close()
+
+    def _serve_driver(self, connection: Connection) -> None:
+        with self._driver_lock:
+            busy = self._driver is not None
+            if not busy:
+                self._driver = connection
+        if busy:
+            connection.send_frame(
+                encode_control(StageFailed("this stage already has a driver: stop that one first"))
+            )
+            connection.close()
+            return
+        error = connection.receive_forever(self._on_driver_frame)
+        self._commands.put(_Ended(str(error)))
+        if self._once:
+            os._exit(0)  # whatever the main thread is doing, nobody waits for it any more
+        os.execv(sys.executable, [sys.executable, "-m", "bimetal.engine.stage.process", *sys.argv[1:]])
+
+    def _on_driver_frame(self, header: Header, payload: memoryview) -> None:
+        if header.kind is Kind.MASK:
+            self._inboxes["masks"].put(header, payload)
+        else:
+            self._commands.put((header, payload))
+
+    def _serve_edge(self, kind: str, connection: Connection) -> None:
+        inbox = self._inboxes.get(kind)
+        if inbox is None or kind not in self._connected:
+            connection.close()
+            return
+        if kind == "hidden":
+            self._ring_ready.wait()
+        self._connected[kind].set()
+        allocate = self._ring.allocate if kind == "hidden" and self._ring is not None else None
+        error = connection.receive_forever(inbox.put, allocate)
+        self._fail(LinkError(f"edge {kind}: {error}"))
+
+    def _serve_probe(self, connection: Connection) -> None:
+        """For `bimetal doctor`: what this node is, without loading anything."""
+        from bimetal.engine.stage.probe import probe
+
+        try:
+            header, payload = connection.receive()
+            if header.kind is Kind.PROBE:
+                connection.send_frame(pack_json(Kind.PROBE, probe(bytes(payload))))
+        except LinkError as error:
+            self._on_refused(connection.peer, error)
+        finally:
+            connection.close()
+
+    # -- commands, on the main thread -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while True:
+            command = self._commands.get()
+            if isinstance(command, _Ended):
+                return
+            header, payload = command
+            try:
+                self._obey(header, payload)
+            except (BimetalError, RuntimeError, ValueError, OSError, AssertionError) as error:
+                self._fail(error)
+
+    def _obey(self, header: Header, payload: memoryview) -> None:
+        if header.kind is Kind.STEP:
+            if self._loop is None:
+                raise StageError("a STEP came before START")
+            self._loop.run(header, decode_step(payload))
+        elif header.kind is Kind.LOAD:
+            self._load(decode_control(LoadStage, payload))
+        elif header.kind is Kind.START:
+            self._start(decode_control(StartStage, payload))
+        elif header.kind is Kind.STATS:
+            self._send_stats()
+        elif header.kind is Kind.STOP:
+            os._exit(0)
+        else:
+            raise StageError(f"a driver sends no {header.kind.name} frames")
+
+    def _load(self, load: LoadStage) -> None:
+        driver = self._driver
+        assert driver is not None
+        last_percent = -1
+
+        def report(done: int, total: int) -> None:
+            nonlocal last_percent
+            percent = done * 100 // max(total, 1)
+            if percent != last_percent:
+                last_percent = percent
+                document = {"stage": load.index, "done_bytes": done, "total_bytes": total}
+                driver.send_frame(pack_json(Kind.LOADING, document))
+
+        self._session = StageSession(load, report)
+        driver.send_frame(encode_control(self._session.loaded))
+
+    def _start(self, start: StartStage) -> None:
+        if self._session is None:
+            raise StageError("START came before LOAD")
+        outgoing: dict[str, Transport] = {}
+        for edge in start.outgoing:
+            role = f"edge:{edge.kind}:{self._session.load.index}:{edge.target}"
+            outgoing[edge.kind] = connect(edge.address, self._secret, role, _EDGE_TIMEOUT_S)
+        edges = Edges(
+            hidden_in=self._inboxes["hidden"] if "hidden" in start.incoming else None,
+            hidden_out=outgoing.get("hidden"),
+            ids_in=self._inboxes["ids"] if "ids" in start.incoming else None,
+            ids_out=outgoing.get("ids"),
+            masks_in=self._inboxes["masks"],
+            driver=self._driver,
+        )
+        self._loop, self._ring, times = self._session.start(
+            start.epoch, start.num_kv_blocks, edges, edges.ids_in, self._fail
+        )
+        self._ring_ready.set()
+        for kind in start.incoming:
+            if not self._connected[kind].wait(_EDGE_TIMEOUT_S):
+                raise StageError(
+                    f"no stage opened edge {kind!r} within {_EDGE_TIMEOUT_S:.0f} s: is its node up?"
+                )
+        assert self._driver is not None
+        self._driver.send_frame(encode_control(StageStarted(times)))
+
+    def _send_stats(self) -> None:
+        assert self._driver is not None
+        if self._loop is None:
+            raise StageError("STATS came before START")
+        clock = self._loop.clock
+        stats = StageStats(clock.busy_s, clock.input_wait_s, clock.num_steps, clock.num_tokens)
+        self._loop.clock = type(clock)()
+        self._driver.send_frame(encode_control(stats))
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the driver; it decides what becomes of the requests."""
+        detail = "".join(traceback.format_exception(error))
+        print(f"stage: {error}\n{detail}", file=sys.stderr, flush=True)
+        if self._driver is not None:
+            try:
+                self._driver.send_frame(
+                    encode_control(StageFailed(str(error) or type(error).__name__, detail[-4000:]))
+                )
+            except LinkError:
+                os._exit(1)
+
+
+def _exit_when_parent_does() -> None:
+    """The parent holds the other end of our standard input: its end is our end."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bimetal stage")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port")
+    parser.add_argument(
+        "--exit-with-parent", action="store_true", help="serve one driver, end with standard input"
+    )
+    options = parser.parse_args()
+    secret = os.environ.get(SECRET_VARIABLE)
+    if not secret:
+        sys.exit(f"bimetal stage: set {SECRET_VARIABLE} to the secret that the driver uses")
+    if options.exit_with_parent:
+        threading.Thread(target=_exit_when_parent_does, daemon=True).start()
+    try:
+        process = StageProcess(options.listen, secret, once=options.exit_with_parent)
+    except BimetalError as error:
+        sys.exit(f"bimetal stage: {error}")
+    print(f"LISTENING {process.address}", flush=True)
+    process.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One stage from LOAD to its last step: weights, KV cache, runner, loop. Owns the torch objects; no sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from bimetal.catalog.models import ModelSpec, load_model_spec
+from bimetal.engine.device import TORCH_DTYPES, Device
+from bimetal.engine.kernels.interface import Kernels
+from bimetal.engine.kernels.torch_reference import TorchKernels
+from bimetal.engine.stage.boundary import ReceiveRing
+from bimetal.engine.stage.loop import Edges, Inbox, StageLoop, TokenPool
+from bimetal.engine.stage.model import KvCache, StageModel
+from bimetal.engine.stage.runner import Runner, decode_buckets
+from bimetal.engine.stage.sampler import Sampler
+from bimetal.engine.stage.weights import Checkpoint, DummyWeights, Progress, fingerprint, load_stage_weights
+from bimetal.engine.wire.control import LoadStage, StageLoaded
+from bimetal.errors import StageError
+from bimetal.units import GIB, format_bytes
+
+_CPU_KV_CACHE_BYTES = GIB
+_RING_BUFFERS = 8
+
+
+def choose_kernels(device: Device) -> Kernels:
+    """The kernels that this device runs."""
+    return TorchKernels()
+
+
+class StageSession:
+    """A loaded stage. `start` makes it run steps."""
+
+    def __init__(self, load: LoadStage, progress: Progress) -> None:
+        began = time.monotonic()
+        self.load = load
+        if load.num_threads is not None:
+            torch.set_num_threads(load.num_threads)
+        self.device = Device(load.device)
+        self.spec: ModelSpec = load_model_spec(load.model)
+        dtype = TORCH_DTYPES.get(load.dtype)
+        if dtype is None:
+            raise StageError(f"dtype {load.dtype!r} is not supported: use one of {', '.join(TORCH_DTYPES)}")
+        if not 0 <= load.start_layer < load.end_layer <= self.spec.num_layers:
+            raise StageError(
+                f"layers [{load.start_layer}, {load.end_layer}) are not in {self.spec.name}, which has {self.spec.num_layers}"
+            )
+        self.dtype = dtype
+        self.is_first = load.start_layer == 0
+        self.is_last = load.end_layer == self.spec.num_layers
+        source: Checkpoint | DummyWeights
+        if load.load_format == "dummy":
+            source = DummyWeights(self.device.torch_device, dtype, load.seed + load.start_layer)
+        else:
+            source = Checkpoint(Path(load.model).expanduser())
+        with torch.inference_mode():
+            weights = load_stage_weights(
+                self.spec, source, load.start_layer, load.end_layer, self.device.torch_device, dtype, progress
+            )
+        self.kernels = choose_kernels(self.device)
+        self.model = StageModel(
+            self.spec, load.start_layer, weights, self.kernels, load.max_model_len, self.device.torch_device
+        )
+        self.loaded = StageLoaded(
+            weight_bytes=weights.num_bytes,
+            bytes_read=source.bytes_read,
+            max_kv_blocks=self._max_kv_blocks(),
+            kv_block_bytes=self._kv_block_bytes,
+            device=self.device.describe(),
+            fingerprint={} if load.load_format == "dummy" else fingerprint(Path(load.model).expanduser()),
+            load_s=time.monotonic() - began,
+        )
+
+    @property
+    def _num_layers(self) -> int:
+        return self.load.end_layer - self.load.start_layer
+
+    @property
+    def _kv_block_bytes(self) -> int:
+        return self.load.block_tokens * self.spec.kv_bytes_per_token(self.load.dtype, self._num_layers)
+
+    def _max_kv_blocks(self) -> int:
+        """Blocks that fit; StageError if not even one sequence of max_model_len does."""
+        load = self.load
+        useful = load.max_num_seqs * -(-load.max_model_len // load.block_tokens)
+        if load.kv_cache_bytes is not None:
+            room_bytes = load.kv_cache_bytes
+        elif self.device.is_gpu:
+            room_bytes = self._gpu_kv_bytes()
+        else:
+            room_bytes = _CPU_KV_CACHE_BYTES
+        blocks = min(room_bytes // self._kv_block_bytes, useful)
+        needed = -(-load.max_model_len // load.block_tokens)
+        if blocks < needed:
+            raise StageError(
+                f"stage {load.index} has room for {max(blocks, 0) * load.block_tokens} tokens of KV cache "
+                f"({format_bytes(max(room_bytes, 0))}), but one request may have {load.max_model_len}: lower --max-model-len, "
+                "raise --kv-cache-memory-bytes or --gpu-memory-utilization, or give the stage fewer layers"
+            )
+        return int(blocks)
+
+    def _gpu_kv_bytes(self) -> int:
+        """What the utilisation leaves beside weights and the activations of the largest step."""
+        load = self.load
+        self.device.synchronize()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device.torch_device)
+        widest = max(
+            2 * self.spec.intermediate_size,
+            2 * self.spec.moe_intermediate_size * self.spec.experts_per_token,
+            self.spec.query_size + 2 * self.spec.kv_size,
+        )
+        activation_bytes = (
+            load.max_num_batched_tokens * (widest * 2 + 6 * self.spec.hidden_size) * self.dtype.itemsize
+        )
+        if self.is_last:
+            activation_bytes += 3 * 4 * load.max_num_seqs * self.spec.vocab_size
+        reserved_bytes = int(total_bytes * (1 - load.gpu_memory_utilization))
+        return int(free_bytes - reserved_bytes - activation_bytes)
+
+    def start(
+        self,
+        epoch: int,
+        num_kv_blocks: int,
+        edges: Edges,
+        ids_in: Inbox | None,
+        on_failure: Callable[[BaseException], None],
+    ) -> tuple[StageLoop, ReceiveRing | None, dict[int, float]]:
+        """The loop, the ring that receives its hidden states, and measured decode step times by row count."""
+        load = self.load
+        cache = KvCache(
+            self.spec,
+            self._num_layers,
+            num_kv_blocks,
+            load.block_tokens,
+            self.dtype,
+            self.device.torch_device,
+        )
+        buckets = decode_buckets(load.max_num_seqs, self.device.is_gpu)
+        width = -(-load.max_model_len // load.block_tokens)
+        runner = Runner(self.model, cache, self.device, self.dtype, buckets, width, self.is_last)
+        sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if n <= load.max_num_seqs]
+        times = runner.warm_up(sizes, self.spec.hidden_size)
+        ring = None
+        if not self.is_first:
+            largest = load.max_num_batched_tokens * self.spec.hidden_size * self.dtype.itemsize
+            ring = ReceiveRing(self.device, _RING_BUFFERS, largest)
+        sampler = Sampler(self.kernels, self.device, load.max_num_seqs) if self.is_last else None
+        pool = TokenPool(ids_in, load.max_num_seqs, epoch) if ids_in is not None else None
+        loop = StageLoop(
+            runner, sampler, self.device, edges, ring, pool, self.spec.hidden_size, epoch, on_failure
+        )
+        return loop, ring, times

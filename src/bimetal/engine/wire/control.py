@@ -1,0 +1,124 @@
+"""What the driver tells a stage before steps flow, and what the stage answers: JSON documents, validated where they enter.
+
+driver -> LOAD    LoadStage       stage -> LOADING*, LOADED  StageLoaded
+driver -> START   StartStage      stage -> STARTED           StageStarted
+driver -> PROBE / STATS           stage -> PROBE / STATS     (documents for people and statistics)
+stage  -> FAILED  StageFailed     at any time
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from bimetal.engine.wire.frame import Kind, pack_json, unpack_json
+from bimetal.errors import LinkError
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """Hold layers [start_layer, end_layer) of `model` on `device`."""
+
+    index: int
+    num_stages: int
+    model: str
+    start_layer: int
+    end_layer: int
+    device: str
+    dtype: str
+    load_format: str
+    seed: int
+    block_tokens: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    kv_cache_bytes: int | None
+    enforce_eager: bool
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoaded:
+    weight_bytes: int
+    bytes_read: int
+    """From the checkpoint; 0 for dummy weights."""
+    max_kv_blocks: int
+    kv_block_bytes: int
+    device: dict[str, Any]
+    fingerprint: dict[str, str]
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageEdge:
+    """A message kind that this stage sends, and where to."""
+
+    kind: str
+    target: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartStage:
+    """Allocate `num_kv_blocks`, connect the outgoing edges, await the incoming ones, time some decode steps."""
+
+    epoch: int
+    num_kv_blocks: int
+    outgoing: tuple[StageEdge, ...]
+    incoming: tuple[str, ...]
+    """Edge kinds that other stages will open to this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    decode_step_s: dict[int, float]
+    """Measured seconds of a decode step by number of sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """Since the last STATS."""
+
+    busy_s: float
+    input_wait_s: float
+    num_steps: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    message: str
+    detail: str = ""
+
+
+_KINDS: dict[type, Kind] = {
+    LoadStage: Kind.LOAD,
+    StageLoaded: Kind.LOADED,
+    StartStage: Kind.START,
+    StageStarted: Kind.STARTED,
+    StageStats: Kind.STATS,
+    StageFailed: Kind.FAILED,
+}
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {cls: TypeAdapter(cls) for cls in _KINDS}
+M = TypeVar("M")
+
+
+def encode_control(
+    message: LoadStage | StageLoaded | StartStage | StageStarted | StageStats | StageFailed,
+) -> bytes:
+    """A whole frame."""
+    return pack_json(_KINDS[type(message)], _ADAPTERS[type(message)].dump_python(message, mode="json"))
+
+
+def decode_control(expected: type[M], payload: bytes | bytearray | memoryview) -> M:
+    """LinkError names the field that does not fit."""
+    try:
+        message: M = _ADAPTERS[expected].validate_python(unpack_json(payload))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise LinkError(f"{expected.__name__}.{where}: {first['msg']} (got {first['input']!r})") from error
+    return message

@@ -1,0 +1,80 @@
+"""Which requests share the next step, and how many micro-batches are in flight: pure decisions of explicit state.
+
+The engine's scheduler and the simulator both call these. Knows nothing of KV blocks, processes or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+StepTime = Callable[[int], float]
+"""Seconds that one stage takes for a decode step of n sequences."""
+
+
+def round_s(
+    num_requests: int, num_micro_batches: int, stage_times: Sequence[StepTime], hop_s: float
+) -> float:
+    """Time in which every one of `num_requests` gets one token, over P stages and K micro-batches of N / K.
+
+    A round ends when the slowest stage has run all K, but no sooner than one micro-batch has been through every stage
+    and hop: max(K * max_i t_i(N/K), sum_i t_i(N/K) + P * hop). One stage alone has no hop.
+
+    >>> round_s(8, 2, [lambda n: 0.010, lambda n: 0.008], 0.001)
+    0.02
+    """
+    size = -(-num_requests // num_micro_batches)
+    times = [time(size) for time in stage_times]
+    hops = hop_s * len(times) if len(times) > 1 else 0.0
+    return max(num_micro_batches * max(times), sum(times) + hops)
+
+
+def choose_num_micro_batches(num_requests: int, stage_times: Sequence[StepTime], hop_s: float) -> int:
+    """The K that minimises `round_s`; the fewest among equals, since each micro-batch reads the weights again.
+
+    More than P + 1 cannot help: P keep every stage busy, one more hides the hops.
+    """
+    largest = min(num_requests, len(stage_times) + 1 if len(stage_times) > 1 else 1)
+    candidates = range(1, max(largest, 1) + 1)
+    return min(candidates, key=lambda k: (round_s(max(num_requests, 1), k, stage_times, hop_s), k))
+
+
+def pick_decodes(
+    ready: NDArray[np.bool_],
+    in_flight: NDArray[np.int32],
+    last_step: NDArray[np.int64],
+    oldest_outstanding_step: int | None,
+    num_micro_batches: int,
+) -> NDArray[np.intp]:
+    """Slots of the sequences that take one token each in the next step.
+
+    There are no fixed groups. Of the N sequences ready to decode, a step takes at most ceil(N / K): first those with no
+    step in flight, then, running ahead of the ids, those whose only step in flight is the oldest outstanding one, since
+    its ids will be there first. Longest unscheduled first. Groups of equal size form by themselves, and as requests come
+    and go the cap moves sequences from large groups to small ones without a stage ever waiting for ids out of turn.
+    """
+    num_ready = int(np.count_nonzero(ready))
+    if num_ready == 0:
+        return np.empty(0, np.intp)
+    may_run_ahead = (in_flight == 1) & (
+        last_step == (-1 if oldest_outstanding_step is None else oldest_outstanding_step)
+    )
+    eligible = np.flatnonzero(ready & ((in_flight == 0) | may_run_ahead))
+    quota = -(-num_ready // num_micro_batches)
+    if len(eligible) > quota:
+        order = np.lexsort((eligible, last_step[eligible]))
+        eligible = np.sort(eligible[order[:quota]])
+    return eligible
+
+
+def prefill_chunk(remaining_tokens: int, budget_tokens: int) -> int:
+    """Tokens of a prompt that go into a step which has room for `budget_tokens` more."""
+    return min(remaining_tokens, max(budget_tokens, 0))
+
+
+def max_outstanding_steps(num_stages: int, num_micro_batches: int) -> int:
+    """Steps issued and not returned: enough to fill the pipeline and run one ahead, no more, so that a new request waits
+    behind as little as possible."""
+    return max(num_stages, num_micro_batches) + 1
