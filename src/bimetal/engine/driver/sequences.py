@@ -23,7 +23,8 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int32]) -> NDArray
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
-    return ((z >> np.uint64(40)).astype(np.float32)) * np.float32(2.0**-24)
+    u: NDArray[np.float32] = (z >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return u
 
 
 @dataclass(slots=True, eq=False)
@@ -141,4 +142,5 @@ class SequenceTable:
     def ready_to_decode(self) -> NDArray[np.bool_]:
         """Sequences whose next step is one token: everything before it is scheduled, and the limit is not reached."""
         expected = self.num_tokens + self.in_flight
-        return self.running & (self.num_scheduled == expected - 1) & (expected < self.token_limit)
+        ready: NDArray[np.bool_] = self.running & (self.num_scheduled == expected - 1) & (expected < self.token_limit)
+        return ready

@@ -16,6 +16,7 @@ import traceback
 from dataclasses import dataclass
 
 from bimetal.engine.link.tcp import Connection, Listener, Transport, connect
+from bimetal.engine.stage.boundary import ReceiveRing
 from bimetal.engine.stage.loop import Edges, Inbox, StageLoop
 from bimetal.engine.stage.session import StageSession
 from bimetal.engine.wire.control import (
@@ -54,7 +55,7 @@ class StageProcess:
         self._ring_ready = threading.Event()
         self._session: StageSession | None = None
         self._loop: StageLoop | None = None
-        self._ring = None
+        self._ring: ReceiveRing | None = None
         self._listener = Listener(address, secret, self._on_connect, self._on_refused)
 
     @property

@@ -152,7 +152,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
         raise StageError(
             f"{folder}: holds no .safetensors file: give the folder of a Hugging Face checkpoint"
         )
-    names = {}
+    names: dict[str, str] = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
             names |= dict.fromkeys(opened.keys(), file.name)
