@@ -1,0 +1,266 @@
+"""Paged attention: one program family for decode, prefill and chunked prefill.
+
+A program holds BLOCK_M query rows that share one key head: every query head of the group, for BLOCK_M // group
+consecutive tokens of one sequence (one token when it decodes), so that grouped queries read each key once and any group
+size fits. It walks the keys that those rows see in tiles of BLOCK_N with an online softmax in base 2. Decode is bound
+by memory (each key and value is read once), prefill by the matrix units.
+
+Only tiles at the edges of the causal mask and of the window are masked. Keys past the sequence's end are never read:
+a tile's last key is read again in their place, since unwritten slots may hold anything, NaN included.
+"""
+
+import triton
+import triton.language as tl
+
+from bimetal.engine.kernels.programs.arithmetic import dot
+
+
+@triton.jit
+def key_range(first, last, window):
+    """Keys [low, high) that queries at positions first..last see; window 0: all before them."""
+    low = 0
+    if window > 0:
+        low = tl.maximum(first - window + 1, 0)
+    return low, last + 1
+
+
+@triton.jit
+def split_range(low, high, split, wanted_splits, grid_splits, BLOCK_N: tl.constexpr):
+    """The part [low, high) of the keys that program `split` walks.
+
+    Splits are of equal length, but no shorter than 256 keys and, as far as the grid reaches, no longer than 4096.
+    """
+    length = high - low
+    chunk = tl.minimum(tl.cdiv(length, wanted_splits), 4096)
+    chunk = tl.maximum(tl.maximum(chunk, 256), tl.cdiv(length, grid_splits))
+    chunk = tl.cdiv(chunk, BLOCK_N) * BLOCK_N
+    part_low = low + split * chunk
+    return part_low, tl.minimum(part_low + chunk, high), chunk
+
+
+@triton.jit
+def _edge_tile(index, num_left, low, full_high, BLOCK_N: tl.constexpr):
+    """The first key of an edge tile: those left of the whole tiles come first, then those right of them."""
+    return tl.where(index < num_left, low + index * BLOCK_N, full_high + (index - num_left) * BLOCK_N)
+
+
+@triton.jit
+def _attend_tile(
+    acc, row_max, row_sum, q, k_ptr, v_ptr, block, start, high, positions, window, k_block_stride, v_block_stride,
+    token_stride, scale, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_EDGE: tl.constexpr,
+):  # fmt: skip
+    columns = tl.arange(0, HEAD_DIM)
+    keys = start + tl.arange(0, BLOCK_N)
+    read = keys
+    if IS_EDGE:
+        read = tl.minimum(keys, high - 1)
+    # Tiles start at multiples of BLOCK_N, so the whole tile lies in one block.
+    in_block = read - (start // BLOCK_TOKENS) * BLOCK_TOKENS
+    offsets = in_block[:, None] * token_stride + columns[None, :]
+    k = tl.load(k_ptr + block.to(tl.int64) * k_block_stride + offsets)
+    scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], BLOCK_N), tl.float32))
+    if IS_EDGE:
+        is_seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] < high)
+        if window > 0:
+            is_seen &= keys[None, :] > positions[:, None] - window
+        scores = tl.where(is_seen, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, axis=1) * scale)
+    shift = new_max
+    if IS_EDGE:
+        # A row that has seen no key yet would subtract infinity from infinity.
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores * scale - shift[:, None])
+    decay = tl.exp2(row_max - shift)
+    row_sum = row_sum * decay + tl.sum(weights, axis=1)
+    acc = acc * decay[:, None]
+    v = tl.load(v_ptr + block.to(tl.int64) * v_block_stride + offsets)
+    acc = dot(weights.to(v.dtype), v, acc)
+    return acc, new_max, row_sum
+
+
+@triton.jit
+def paged_attention_kernel(
+    out_ptr,  # [T, heads, HEAD_DIM]
+    partial_out_ptr,  # [sequences, heads, grid_splits, HEAD_DIM] float32; decode with more than one split only
+    partial_lse_ptr,  # [sequences, heads, grid_splits] float32, in base 2
+    q_ptr,  # [T, heads, HEAD_DIM]
+    k_ptr,  # [blocks, BLOCK_TOKENS, kv heads, HEAD_DIM]
+    v_ptr,  # like k
+    table_ptr,  # [sequences, table_stride]
+    starts_ptr,  # [sequences + 1]
+    lens_ptr,  # [sequences]
+    num_decodes,
+    num_sequences,
+    table_stride,
+    k_block_stride,
+    v_block_stride,
+    group,
+    num_kv_heads,
+    window,  # 0: none
+    wanted_splits,
+    grid_splits,
+    scale,  # times log2(e)
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    IS_DECODE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Grid: (kv heads, sequences that decode, grid_splits), or (kv heads, tiles of tokens) for prefill."""
+    tl.static_assert(BLOCK_TOKENS % BLOCK_N == 0)
+    kv_head = tl.program_id(0)
+    num_heads = group * num_kv_heads
+    if IS_DECODE:
+        sequence = tl.program_id(1)
+        first_row = sequence
+        num_tokens = 1
+        context_len = tl.load(lens_ptr + sequence)
+        first_position = context_len - 1
+        last_position = context_len - 1
+    else:
+        # Sequence s owns the tiles from (start of s) // tokens + s on: that leaves each at least what it needs, and
+        # the host needs no lengths to size the grid. Later tiles see more keys, so they go first.
+        tile_tokens = BLOCK_M // group
+        tile = tl.num_programs(1) - 1 - tl.program_id(1)
+        low_sequence = num_decodes
+        high_sequence = num_sequences
+        while high_sequence - low_sequence > 1:
+            middle = (low_sequence + high_sequence) // 2
+            first_tile = (tl.load(starts_ptr + middle) - num_decodes) // tile_tokens + middle - num_decodes
+            if first_tile <= tile:
+                low_sequence = middle
+            else:
+                high_sequence = middle
+        sequence = low_sequence
+        start = tl.load(starts_ptr + sequence)
+        query_len = tl.load(starts_ptr + sequence + 1) - start
+        token = (tile - (start - num_decodes) // tile_tokens - (sequence - num_decodes)) * tile_tokens
+        if token >= query_len:
+            return
+        num_tokens = tl.minimum(query_len - token, tile_tokens)
+        first_row = start + token
+        first_position = tl.load(lens_ptr + sequence) - query_len + token
+        last_position = first_position + num_tokens - 1
+
+    rows = tl.arange(0, BLOCK_M)
+    tokens = rows // group
+    columns = tl.arange(0, HEAD_DIM)
+    is_row = tokens < num_tokens
+    heads = kv_head * group + rows % group
+    row_offsets = (first_row + tokens).to(tl.int64) * num_heads + heads
+    q = tl.load(q_ptr + row_offsets[:, None] * HEAD_DIM + columns[None, :], mask=is_row[:, None], other=0.0)
+    positions = tl.minimum(first_position + tokens, last_position)
+
+    low, high = key_range(first_position, last_position, window)
+    low = (low // BLOCK_N) * BLOCK_N
+    if IS_DECODE:
+        low, high, chunk = split_range(low, high, tl.program_id(2), wanted_splits, grid_splits, BLOCK_N)
+        if low >= high and tl.program_id(2) > 0:
+            return
+    # Tiles in [full_low, full_high) are seen whole by every row; a decode's memory traffic hides the masks of all.
+    full_low = low
+    full_high = low
+    if not IS_DECODE:
+        if window > 0:
+            full_low = tl.minimum(
+                tl.maximum(low, tl.cdiv(last_position - window + 1, BLOCK_N) * BLOCK_N), high
+            )
+        full_high = tl.maximum((tl.minimum(first_position + 1, high) // BLOCK_N) * BLOCK_N, full_low)
+
+    row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
+    table_ptr += sequence.to(tl.int64) * table_stride
+    k_ptr += kv_head * HEAD_DIM
+    v_ptr += kv_head * HEAD_DIM
+    token_stride = num_kv_heads * HEAD_DIM
+    # The next tile's block is looked up while this tile is computed: as a load that the tile's own loads hang on, it
+    # would take a stage of the software pipeline.
+    if not IS_DECODE:
+        block = tl.load(table_ptr + full_low // BLOCK_TOKENS, mask=full_low < full_high, other=0)
+        for start in tl.range(full_low, full_high, BLOCK_N):
+            next_block = tl.load(table_ptr + tl.minimum(start + BLOCK_N, full_high - 1) // BLOCK_TOKENS)
+            acc, row_max, row_sum = _attend_tile(
+                acc, row_max, row_sum, q, k_ptr, v_ptr, block, start, high, positions, window, k_block_stride,
+                v_block_stride, token_stride, scale, HEAD_DIM, BLOCK_TOKENS, BLOCK_N, False,
+            )  # fmt: skip
+            block = next_block
+    num_left = tl.cdiv(full_low - low, BLOCK_N)
+    num_edges = num_left + tl.cdiv(high - full_high, BLOCK_N)
+    start = _edge_tile(0, num_left, low, full_high, BLOCK_N)
+    block = tl.load(table_ptr + start // BLOCK_TOKENS, mask=num_edges > 0, other=0)
+    for index in tl.range(0, num_edges):
+        start = _edge_tile(index, num_left, low, full_high, BLOCK_N)
+        next_start = _edge_tile(tl.minimum(index + 1, num_edges - 1), num_left, low, full_high, BLOCK_N)
+        next_block = tl.load(table_ptr + next_start // BLOCK_TOKENS)
+        acc, row_max, row_sum = _attend_tile(
+            acc, row_max, row_sum, q, k_ptr, v_ptr, block, start, high, positions, window, k_block_stride,
+            v_block_stride, token_stride, scale, HEAD_DIM, BLOCK_TOKENS, BLOCK_N, True,
+        )  # fmt: skip
+        block = next_block
+
+    # Rows without keys (a graph's padding) give zeros.
+    divisor = tl.where(row_sum == 0.0, 1.0, row_sum)
+    result = acc / divisor[:, None]
+    is_partial = False
+    if IS_DECODE:
+        # One split is the answer; more are joined by the kernel below.
+        is_partial = tl.cdiv(last_position + 1 - (low - tl.program_id(2) * chunk), chunk) > 1
+    if is_partial:
+        partial = (sequence * num_heads + heads) * grid_splits + tl.program_id(2)
+        partial_offsets = partial.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]
+        tl.store(partial_out_ptr + partial_offsets, result, mask=is_row[:, None])
+        tl.store(partial_lse_ptr + partial, row_max + tl.log2(divisor), mask=is_row)
+    else:
+        dtype = out_ptr.dtype.element_ty
+        tl.store(
+            out_ptr + row_offsets[:, None] * HEAD_DIM + columns[None, :],
+            result.to(dtype),
+            mask=is_row[:, None],
+        )
+
+
+@triton.jit
+def join_splits_kernel(
+    out_ptr,  # [sequences, heads, HEAD_DIM]
+    partial_out_ptr,
+    partial_lse_ptr,
+    lens_ptr,
+    num_heads,
+    window,
+    wanted_splits,
+    grid_splits,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,  # of the attention that wrote the parts
+    BLOCK_SPLITS: tl.constexpr,
+):
+    """Weigh the parts of each decoding row by their share of the softmax. Grid: (sequences, heads)."""
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    context_len = tl.load(lens_ptr + sequence)
+    low, high = key_range(context_len - 1, context_len - 1, window)
+    low = (low // BLOCK_N) * BLOCK_N
+    _, _, chunk = split_range(low, high, 0, wanted_splits, grid_splits, BLOCK_N)
+    num_splits = tl.cdiv(high - low, chunk)
+    if num_splits <= 1:
+        return
+    columns = tl.arange(0, HEAD_DIM)
+    row = (sequence * num_heads + head).to(tl.int64)
+    largest = float("-inf")
+    total = 0.0
+    acc = tl.zeros((HEAD_DIM,), tl.float32)
+    for first in range(0, num_splits, BLOCK_SPLITS):
+        splits = first + tl.arange(0, BLOCK_SPLITS)
+        is_split = splits < num_splits
+        lse = tl.load(partial_lse_ptr + row * grid_splits + splits, mask=is_split, other=float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(lse, axis=0))
+        weights = tl.exp2(lse - new_largest)
+        offsets = (row * grid_splits + splits)[:, None] * HEAD_DIM + columns[None, :]
+        parts = tl.load(partial_out_ptr + offsets, mask=is_split[:, None], other=0.0)
+        decay = tl.exp2(largest - new_largest)
+        acc = acc * decay + tl.sum(parts * weights[:, None], axis=0)
+        total = total * decay + tl.sum(weights, axis=0)
+        largest = new_largest
+    dtype = out_ptr.dtype.element_ty
+    tl.store(out_ptr + row * HEAD_DIM + columns, (acc / total).to(dtype))

@@ -1,0 +1,305 @@
+"""`TritonKernels`: the kernels' contract (`interface.Kernels`) as Triton programs, one source for CUDA and ROCm.
+
+It sizes grids, takes workspaces from torch's caching allocator and launches through the registry; nothing here waits
+for the device or depends on its data, so every call may be captured in a graph (after one call outside, which compiles
+and loads the programs). `programs/` holds the device code, with a note on what bounds each.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+from bimetal.engine.kernels.architecture import Architecture, architecture_named
+from bimetal.engine.kernels.interface import AttentionMetadata, SamplingTensors, Tensor
+from bimetal.engine.kernels.registry import Launcher
+from bimetal.engine.kernels.specs import SPECS
+
+BLOCK_TOKENS = 64
+"""Tokens in a KV block that the attention programs are compiled for: a tile of keys lies in one block, so its address is
+one table entry, and a sequence wastes 32 tokens on average."""
+
+_LONGEST_SPLIT_TOKENS = 4096
+_SHORTEST_SPLIT_TOKENS = 256
+_DECODE_PROGRAMS_PER_MULTIPROCESSOR = 16
+"""Enough that the last programs to finish leave little of the chip idle."""
+_MOST_DECODE_PROGRAMS = 16384
+_MOST_SPLITS = 64
+
+
+def device_architecture(device: torch.device) -> Architecture:
+    """Raises ConfigError for a GPU that no kernel is listed for."""
+    if torch.version.hip is not None:
+        return architecture_named(torch.cuda.get_device_properties(device).gcnArchName)
+    major, minor = torch.cuda.get_device_capability(device)
+    return architecture_named(f"sm_{major}{minor}")
+
+
+class TritonKernels:
+    """`interface.Kernels` on one GPU. Caches must hold `BLOCK_TOKENS` tokens a block, dense within a block."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._launcher = Launcher(SPECS, architecture)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        self._norm(out, None, x, None, weight, eps)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        self._norm(out, total, x, residual, weight, eps)
+        return out, total
+
+    def _norm(
+        self,
+        out: Tensor,
+        total: Tensor | None,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        eps: float,
+    ) -> None:
+        columns = x.shape[-1]
+        block = max(1024, _power_of_two(columns))
+        program = self._launcher.program(
+            "rms_norm", x.dtype, HAS_RESIDUAL=int(residual is not None), BLOCK=block
+        )
+        program((x.numel() // columns, 1, 1), out, total, x, residual, weight, columns, eps)
+
+    def rotary_and_cache(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        meta: AttentionMetadata,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        num_rows = qkv.shape[0]
+        block_tokens, num_kv_heads, head_dim = k_cache.shape[1:]
+        num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+        q = torch.empty((num_rows, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+        program = self._launcher.program(
+            "rotary_and_cache",
+            qkv.dtype,
+            HEAD_DIM=head_dim,
+            BLOCK_TOKENS=block_tokens,
+            HAS_NORM=int(q_norm is not None),
+        )
+        heads = program.tile["BLOCK_HEADS"]
+        tiles = _ceil_div(num_heads, heads) + 2 * _ceil_div(num_kv_heads, heads)
+        program(
+            (num_rows, tiles, 1),
+            *(q, k_cache, v_cache, qkv, cos_sin, meta.positions, meta.slots, q_norm, k_norm),
+            *(num_heads, num_kv_heads, k_cache.stride(0), v_cache.stride(0), eps),
+        )
+        return q
+
+    def attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        meta: AttentionMetadata,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        num_rows, num_heads, head_dim = q.shape
+        out = torch.empty((num_rows, num_heads * head_dim), dtype=q.dtype, device=q.device)
+        if meta.num_decodes > 0:
+            self._decode(out, q, k_cache, v_cache, meta, scale, window)
+        if meta.context_lens.shape[0] > meta.num_decodes:
+            self._prefill(out, q, k_cache, v_cache, meta, scale, window)
+        return out
+
+    def _decode(
+        self,
+        out: Tensor,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        meta: AttentionMetadata,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        num_sequences = meta.num_decodes
+        num_heads, head_dim = q.shape[1:]
+        block_tokens, num_kv_heads = k_cache.shape[1:3]
+        program = self._launcher.program(
+            "paged_attention", q.dtype, HEAD_DIM=head_dim, BLOCK_TOKENS=block_tokens, IS_DECODE=1
+        )
+        block_n = program.tile["BLOCK_N"]
+        longest = meta.max_context_len if window is None else min(meta.max_context_len, window + block_n)
+        wanted_splits, grid_splits = self._splits(num_sequences * num_kv_heads, longest)
+        partial_out = partial_lse = None
+        if grid_splits > 1:
+            parts = (num_sequences, num_heads, grid_splits)
+            partial_out = torch.empty((*parts, head_dim), dtype=torch.float32, device=q.device)
+            partial_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
+        program(
+            (num_kv_heads, num_sequences, grid_splits),
+            *(out, partial_out, partial_lse, q, k_cache, v_cache),
+            *(meta.block_tables, meta.query_starts, meta.context_lens, num_sequences, num_sequences),
+            *(meta.block_tables.stride(0), k_cache.stride(0), v_cache.stride(0), num_heads // num_kv_heads),
+            *(num_kv_heads, window or 0, wanted_splits, grid_splits, scale * math.log2(math.e)),
+        )
+        if grid_splits > 1:
+            join = self._launcher.program("join_splits", q.dtype, HEAD_DIM=head_dim, BLOCK_N=block_n)
+            join(
+                (num_sequences, num_heads, 1),
+                *(out, partial_out, partial_lse, meta.context_lens),
+                *(num_heads, window or 0, wanted_splits, grid_splits),
+            )
+
+    def _splits(self, num_pairs: int, longest: int) -> tuple[int, int]:
+        """How many parts each sequence's keys should be cut in, and how many the grid has room for, given the number of
+        (sequence, key head) pairs and the longest context: enough parts to fill the chip, and none so long that one
+        long sequence outlasts the rest."""
+        programs = _DECODE_PROGRAMS_PER_MULTIPROCESSOR * self._launcher.architecture.num_multiprocessors
+        most = min(_MOST_SPLITS, _ceil_div(longest, _SHORTEST_SPLIT_TOKENS))
+        wanted = max(1, min(most, _ceil_div(programs, num_pairs)))
+        room = max(1, min(most, _MOST_DECODE_PROGRAMS // num_pairs))
+        return wanted, max(wanted, min(room, _ceil_div(longest, _LONGEST_SPLIT_TOKENS)))
+
+    def _prefill(
+        self,
+        out: Tensor,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        meta: AttentionMetadata,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        num_heads, head_dim = q.shape[1:]
+        block_tokens, num_kv_heads = k_cache.shape[1:3]
+        group = num_heads // num_kv_heads
+        program = self._launcher.program(
+            "paged_attention",
+            q.dtype,
+            meta.max_query_len * group,
+            HEAD_DIM=head_dim,
+            BLOCK_TOKENS=block_tokens,
+            IS_DECODE=0,
+        )
+        num_sequences = meta.context_lens.shape[0]
+        tile_tokens = program.tile["BLOCK_M"] // group
+        tiles = (q.shape[0] - meta.num_decodes) // tile_tokens + num_sequences - meta.num_decodes
+        program(
+            (num_kv_heads, tiles, 1),
+            *(out, None, None, q, k_cache, v_cache),
+            *(meta.block_tables, meta.query_starts, meta.context_lens, meta.num_decodes, num_sequences),
+            *(meta.block_tables.stride(0), k_cache.stride(0), v_cache.stride(0), group),
+            *(num_kv_heads, window or 0, 1, 1, scale * math.log2(math.e)),
+        )
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        num_rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((num_rows, columns), dtype=gate_up.dtype, device=gate_up.device)
+        program = self._launcher.program("silu_and_mul", gate_up.dtype)
+        program((num_rows, _ceil_div(columns, program.tile["BLOCK"]), 1), out, gate_up, columns)
+        return out
+
+    def experts(
+        self,
+        x: Tensor,
+        router_logits: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        top_k: int,
+        renormalise: bool,
+        slots: Tensor,
+    ) -> Tensor:
+        num_rows, hidden = x.shape
+        num_experts, _, inner = down.shape
+        num_pairs = num_rows * top_k
+        rows_per_expert = _ceil_div(num_pairs, num_experts)
+        first = self._launcher.program("expert_gate_up", x.dtype, rows_per_expert)
+        second = self._launcher.program("expert_down", x.dtype, rows_per_expert)
+        tile_rows = first.tile["BLOCK_M"]
+        # Every expert that is hit may end in a tile that is not full.
+        most_hit = min(num_experts, num_pairs)
+        num_tiles = most_hit + (num_pairs - most_hit) // tile_rows
+
+        indices = torch.empty(3 * num_pairs + 3 * num_tiles, dtype=torch.int32, device=x.device)
+        chosen, ranks, order, tiles = torch.split(indices, [num_pairs, num_pairs, num_pairs, 3 * num_tiles])
+        counts = torch.zeros(num_experts, dtype=torch.int32, device=x.device)
+        weights = torch.empty(num_pairs, dtype=torch.float32, device=x.device)
+        block_experts = max(16, _power_of_two(num_experts))
+        route = self._launcher.program(
+            "route", router_logits.dtype, RENORMALISE=int(renormalise), BLOCK_EXPERTS=block_experts
+        )
+        route(
+            (_ceil_div(num_rows, route.tile["BLOCK_ROWS"]), 1, 1),
+            *(chosen, ranks, weights, counts, router_logits, slots, num_rows, num_experts, top_k),
+        )
+        place = self._launcher.program("place", torch.float32, BLOCK_EXPERTS=block_experts)
+        place(
+            (_ceil_div(max(num_pairs, num_tiles), place.tile["BLOCK_PAIRS"]), 1, 1),
+            *(order, tiles, chosen, ranks, counts, num_pairs, num_experts, num_tiles, tile_rows),
+        )
+        activated = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
+        first(
+            (num_tiles * _ceil_div(inner, first.tile["BLOCK_N"]), 1, 1),
+            *(activated, x, gate_up, order, tiles, num_tiles, hidden, inner, top_k),
+        )
+        pairs = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
+        second(
+            (num_tiles * _ceil_div(hidden, second.tile["BLOCK_N"]), 1, 1),
+            *(pairs, activated, down, order, tiles, num_tiles, hidden, inner),
+        )
+        out = torch.empty_like(x)
+        add = self._launcher.program("weighted_sum", x.dtype)
+        add(
+            (num_rows, _ceil_div(hidden, add.tile["BLOCK"]), 1),
+            *(out, pairs, weights, slots, hidden, top_k),
+        )
+        return out
+
+    def greedy(self, logits: Tensor) -> Tensor:
+        logits = _padded_rows(logits)
+        out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
+        program = self._launcher.program("greedy", logits.dtype)
+        program((logits.shape[0], 1, 1), out, logits, logits.shape[1], logits.stride(0))
+        return out
+
+    def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
+        logits = _padded_rows(logits)
+        out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
+        filters = (sampling.top_ks, sampling.top_ps, sampling.min_ps)
+        program = self._launcher.program("sample", logits.dtype)
+        program(
+            (logits.shape[0], 1, 1),
+            *(
+                out,
+                logits,
+                sampling.temperatures,
+                sampling.uniforms,
+                *filters,
+                logits.shape[1],
+                logits.stride(0),
+            ),
+            *(int(values is not None) for values in filters),
+        )
+        return out
+
+
+def _padded_rows(logits: Tensor) -> Tensor:
+    """Rows of a multiple of 16 logits, as the programs read them; few vocabularies are not so already."""
+    missing = -logits.shape[1] % 16
+    if missing or logits.stride(0) % 16:
+        return F.pad(logits, (0, missing), value=-torch.inf)
+    return logits
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _ceil_div(number: int, divisor: int) -> int:
+    return -(-number // divisor)
