@@ -321,6 +321,7 @@ class Scheduler:
             table.num_scheduled[slot] = chunk.start + chunk.size
             if chunk.is_last:
                 self._prefilling.remove(chunk.sequence)
+                table.prefilling[slot] = False
             self._name_full_blocks(chunk.sequence)
         for row, (sequence, target) in enumerate(issued.rows):
             if target == NO_TARGET:

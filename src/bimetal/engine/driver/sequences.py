@@ -72,6 +72,8 @@ class SequenceTable:
         self.sequences: list[Sequence | None] = [None] * n
         self.free_slots = list(range(n - 1, -1, -1))
         self.running = np.zeros(n, np.bool_)
+        self.prefilling = np.zeros(n, np.bool_)
+        """Its last known token is in no step yet; the scheduler takes such sequences from a list of their own."""
         self.num_tokens = np.zeros(n, np.int32)
         self.num_scheduled = np.zeros(n, np.int32)
         """Tokens whose KV is written by steps issued so far; position of the next."""
@@ -101,6 +103,7 @@ class SequenceTable:
         sequence.slot = slot
         self.sequences[slot] = sequence
         self.running[slot] = True
+        self.prefilling[slot] = True
         self.num_tokens[slot] = sequence.num_tokens
         self.num_scheduled[slot] = num_computed
         self.in_flight[slot] = 0
@@ -142,5 +145,7 @@ class SequenceTable:
     def ready_to_decode(self) -> NDArray[np.bool_]:
         """Sequences whose next step is one token: everything before it is scheduled, and the limit is not reached."""
         expected = self.num_tokens + self.in_flight
-        ready: NDArray[np.bool_] = self.running & (self.num_scheduled == expected - 1) & (expected < self.token_limit)
+        ready: NDArray[np.bool_] = (
+            self.running & ~self.prefilling & (self.num_scheduled == expected - 1) & (expected < self.token_limit)
+        )
         return ready

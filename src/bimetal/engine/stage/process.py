@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bimetal.engine.link.tcp import Connection, Listener, Transport, connect
@@ -44,9 +45,10 @@ class _Ended:
 class StageProcess:
     """Connections arrive in threads; everything that touches the model happens in `run`, on the main thread."""
 
-    def __init__(self, address: str, secret: str, once: bool) -> None:
+    def __init__(self, address: str, secret: str, on_end: Callable[[], None]) -> None:
+        """`on_end` is called, on the connection's thread, once the driver is gone."""
         self._secret = secret
-        self._once = once
+        self._on_end = on_end
         self._commands: queue.SimpleQueue[tuple[Header, memoryview] | _Ended] = queue.SimpleQueue()
         self._driver: Connection | None = None
         self._driver_lock = threading.Lock()
@@ -61,6 +63,10 @@ class StageProcess:
     @property
     def address(self) -> str:
         return self._listener.address
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
 
     # -- connections, each in a thread of its own -------------------------------------------------------------------
 
@@ -93,9 +99,7 @@ class StageProcess:
             return
         error = connection.receive_forever(self._on_driver_frame)
         self._commands.put(_Ended(str(error)))
-        if self._once:
-            os._exit(0)  # whatever the main thread is doing, nobody waits for it any more
-        os.execv(sys.executable, [sys.executable, "-m", "bimetal.engine.stage.process", *sys.argv[1:]])
+        self._on_end()
 
     def _on_driver_frame(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.MASK:
@@ -131,6 +135,7 @@ class StageProcess:
     # -- commands, on the main thread -------------------------------------------------------------------------------
 
     def run(self) -> None:
+        """Obey until the driver is gone."""
         while True:
             command = self._commands.get()
             if isinstance(command, _Ended):
@@ -153,7 +158,7 @@ class StageProcess:
         elif header.kind is Kind.STATS:
             self._send_stats()
         elif header.kind is Kind.STOP:
-            os._exit(0)
+            self._on_end()
         else:
             raise StageError(f"a driver sends no {header.kind.name} frames")
 
@@ -229,6 +234,11 @@ def _exit_when_parent_does() -> None:
     os._exit(0)
 
 
+def _start_afresh() -> None:
+    """Wait for the next driver in a new image of this process: nothing of the last one is left on the device."""
+    os.execv(sys.executable, [sys.executable, "-m", "bimetal.engine.stage.process", *sys.argv[1:]])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bimetal stage")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port")
@@ -242,7 +252,9 @@ def main() -> None:
     if options.exit_with_parent:
         threading.Thread(target=_exit_when_parent_does, daemon=True).start()
     try:
-        process = StageProcess(options.listen, secret, once=options.exit_with_parent)
+        # Whatever the main thread is doing when the driver goes, nobody waits for it any more.
+        on_end = (lambda: os._exit(0)) if options.exit_with_parent else _start_afresh
+        process = StageProcess(options.listen, secret, on_end)
     except BimetalError as error:
         sys.exit(f"bimetal stage: {error}")
     print(f"LISTENING {process.address}", flush=True)
