@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from bimetal.engine.wire.api import (
     Abort,
@@ -40,6 +40,10 @@ from bimetal.errors import EngineError, LinkError
 _HANDSHAKE_TIMEOUT_S = 10.0
 _RATE_WINDOW_S = 30.0
 _LONGEST_RETRY_S = 60
+
+
+async def _connection_closed() -> str:
+    return "the engine's driver closed its connection"
 
 
 class Ticket:
@@ -96,12 +100,14 @@ class EngineClient:
         on_loading: Callable[[Loading], None] = lambda _: None,
         on_ready: Callable[[Ready], None] = lambda _: None,
         on_failure: Callable[[str], None] = lambda _: None,
+        why_lost: Callable[[], Awaitable[str]] = _connection_closed,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._secret = secret
         self._on_loading = on_loading
         self._on_ready = on_ready
         self._on_failure = on_failure
+        self._why_lost = why_lost
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -141,7 +147,7 @@ class EngineClient:
                 payload = await reader.readexactly(header.num_bytes)
                 self._receive(decode(header.kind, payload))
         except (asyncio.IncompleteReadError, ConnectionError):
-            self.fail("the engine's driver closed its connection")
+            self.fail(await self._why_lost())
         except LinkError as error:
             self.fail(f"the engine's driver sent what cannot be read: {error}")
         finally:

@@ -72,11 +72,11 @@ class Generation:
         self._num_unfinished = len(self._choices)
         head = {
             "id": prepared.request_id,
-            "object": f"{object_name}",
+            "object": object_name,
             "created": self._created,
             "model": model,
         }
-        self._chunk_head = json.dumps(head, ensure_ascii=False)[:-1]
+        self._chunk_head = _dumps(head)[:-1]
 
     @property
     def done(self) -> bool:
@@ -154,16 +154,16 @@ class Generation:
         """One event's data."""
         usage = ""
         if self._prepared.continuous_usage:
-            usage = f', "usage": {json.dumps(self.usage())}'
+            usage = f',"usage":{_dumps(self.usage())}'
         elif self._prepared.include_usage:
-            usage = ', "usage": null'
-        return f'{self._chunk_head}, "choices": [{_dumps(fragment)}]{usage}}}'
+            usage = ',"usage":null'
+        return f'{self._chunk_head},"choices":[{_dumps(fragment)}]{usage}}}'
 
     def last_chunk(self) -> str | None:
         """The event after all choices, if the client wants the usage."""
         if not self._prepared.include_usage:
             return None
-        return f'{self._chunk_head}, "choices": [], "usage": {_dumps(self.usage())}}}'
+        return f'{self._chunk_head},"choices":[],"usage":{_dumps(self.usage())}}}'
 
     def close(self) -> None:
         """Abort what is unfinished; count what was done. May be called twice."""
@@ -186,7 +186,7 @@ def _unfinished(output: Output) -> ApiError:
 
 
 def _dumps(document: Any) -> str:
-    return json.dumps(document, ensure_ascii=False)
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 CHAT: FormatFactory = ChatFormat
