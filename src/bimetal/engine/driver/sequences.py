@@ -146,6 +146,9 @@ class SequenceTable:
         """Sequences whose next step is one token: everything before it is scheduled, and the limit is not reached."""
         expected = self.num_tokens + self.in_flight
         ready: NDArray[np.bool_] = (
-            self.running & ~self.prefilling & (self.num_scheduled == expected - 1) & (expected < self.token_limit)
+            self.running
+            & ~self.prefilling
+            & (self.num_scheduled == expected - 1)
+            & (expected < self.token_limit)
         )
         return ready

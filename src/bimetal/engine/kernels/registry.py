@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -35,7 +35,8 @@ _UNLIMITED = 2**62
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """A program and the types of its arguments, in order: "*T" (pointer to the entry's dtype), "*fp32", "*i32", "i32",
-    "fp32". `aligned` names the pointers at multiples of 16 bytes and the integers that are multiples of 16.
+    "fp32", "tensordesc<T[ROWS, COLUMNS]>" (a tile's descriptor, sized by constants; an unused pointer in a tile without).
+    `aligned` names the pointers at multiples of 16 bytes and the integers that are multiples of 16.
     What the program takes beyond `arguments` are constants: first shapes, then the tile's."""
 
     name: str
@@ -115,7 +116,7 @@ def _rule(fields: Mapping[str, Any]) -> Rule:
     )
 
 
-def entries(specs: Mapping[str, KernelSpec], rules: list[Rule]) -> Iterator[Entry]:
+def entries(specs: Mapping[str, KernelSpec], rules: Iterable[Rule]) -> Iterator[Entry]:
     """Each distinct program that the rules list."""
     seen = set()
     for rule in rules:
@@ -140,7 +141,9 @@ def compile_entry(entry: Entry, architecture: Architecture) -> Any:
         )
     names = spec.function.arg_names
     dtype = _TRITON_DTYPES[entry.dtype]
-    signature = {name: spec.arguments.get(name, "constexpr").replace("T", dtype) for name in names}
+    signature = {
+        name: _triton_type(spec.arguments.get(name, "constexpr"), dtype, constants) for name in names
+    }
     source = ASTSource(
         fn=spec.function,
         signature=signature,
@@ -150,6 +153,15 @@ def compile_entry(entry: Entry, architecture: Architecture) -> Any:
     options = {"num_warps": entry.tile.num_warps, "num_stages": entry.tile.num_stages, **entry.tile.options}
     target = GPUTarget(architecture.backend, architecture.triton_arch, architecture.threads_per_wave)
     return triton.compile(source, target=target, options=options)
+
+
+def _triton_type(kind: str, dtype: str, constants: Mapping[str, int]) -> str:
+    if kind.startswith("tensordesc"):
+        if not constants["HAS_DESCRIPTORS"]:
+            return f"*{dtype}"
+        for name, value in constants.items():
+            kind = kind.replace(name, str(value))
+    return kind.replace("T", dtype)
 
 
 class Program:
@@ -163,40 +175,33 @@ class Program:
         self._checks = tuple(
             (
                 name,
-                _TORCH_DTYPES.get(kind.lstrip("*"), entry.dtype) if kind[0] == "*" else None,
-                name in spec_aligned,
+                _TORCH_DTYPES.get(kind[1:], entry.dtype) if kind.startswith("*") else None,
+                name in entry.spec.aligned,
             )
-            for spec_aligned in (entry.spec.aligned,)
             for name, kind in entry.spec.arguments.items()
         )
-        self._num_constants = len(entry.spec.function.arg_names) - len(self._checks)
 
-    def __call__(self, grid: Grid, *arguments: torch.Tensor | float | None) -> None:
+    def __call__(self, grid: Grid, *arguments: Any) -> None:
         """Launch on the current stream. Tensors are passed as they lie in memory; None stands for one not touched."""
-        values: list[int | float] = []
+        values: list[Any] = []
         for argument, (name, dtype, is_aligned) in zip(arguments, self._checks, strict=True):
-            value: int | float
-            if dtype is None:
-                value = argument  # type: ignore[assignment]
-                if is_aligned and value % _DIVISOR:
-                    raise self._refused(name, f"{value}", f"a multiple of {_DIVISOR}")
-            elif argument is None:
-                value = 0
+            if argument is None:
+                values.append(0)
+            elif dtype is None:
+                if is_aligned and argument % _DIVISOR:
+                    raise self._refused(name, f"{argument}", f"a multiple of {_DIVISOR}")
+                values.append(argument)
             else:
-                if argument.dtype is not dtype:  # type: ignore[union-attr]
-                    raise self._refused(name, f"{argument.dtype}", f"{dtype}")  # type: ignore[union-attr]
-                value = argument.data_ptr()  # type: ignore[union-attr]
-                if is_aligned and value % _ALIGNMENT_BYTES:
+                if argument.dtype is not dtype:
+                    raise self._refused(name, f"{argument.dtype}", f"{dtype}")
+                address = argument.data_ptr()
+                if is_aligned and address % _ALIGNMENT_BYTES:
                     raise self._refused(
-                        name, f"address {value:#x}", f"a multiple of {_ALIGNMENT_BYTES} bytes"
+                        name, f"address {address:#x}", f"a multiple of {_ALIGNMENT_BYTES} bytes"
                     )
-            values.append(value)
-        if 0 in grid:
-            return
-        if self._is_interpreted:
-            self._run(grid, arguments, self._entry.constants)
-        else:
-            self._run(grid, values)
+                values.append(address)
+        if 0 not in grid:
+            self._run(grid, arguments if self._is_interpreted else values)
 
     def _refused(self, name: str, given: str, wanted: str) -> EngineError:
         return EngineError(
@@ -208,10 +213,13 @@ class Program:
 class Launcher:
     """Finds, compiles once and launches an architecture's listed programs on the current device."""
 
-    def __init__(self, specs: Mapping[str, KernelSpec], architecture: Architecture) -> None:
+    def __init__(
+        self, specs: Mapping[str, KernelSpec], architecture: Architecture, rules: Sequence[Rule] | None = None
+    ) -> None:
+        """`rules` other than the listed ones serve measurements of what to list."""
         self.architecture = architecture
         self._specs = specs
-        self._rules = read_rules(architecture)
+        self._rules = read_rules(architecture) if rules is None else rules
         self._is_interpreted = bool(triton.knobs.runtime.interpret)
         self._programs: dict[tuple[Any, ...], list[tuple[int, Program]]] = {}
 
@@ -252,14 +260,14 @@ class Launcher:
         function = entry.spec.function
         if self._is_interpreted:
 
-            def interpret(grid: Grid, arguments: tuple[Any, ...], constants: Mapping[str, int]) -> None:
-                function[grid](*arguments, **constants)
+            def interpret(grid: Grid, arguments: tuple[Any, ...]) -> None:
+                function[grid](*arguments, **entry.constants)
 
             return Program(entry, interpret, True)
         compiled = compile_entry(entry, self.architecture)
         constants = [entry.constants[name] for name in entry.spec.constant_names]
 
-        def launch(grid: Grid, values: list[int | float]) -> None:
+        def launch(grid: Grid, values: list[Any]) -> None:
             compiled[grid](*values, *constants)
 
         return Program(entry, launch, False)

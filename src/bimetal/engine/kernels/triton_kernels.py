@@ -8,13 +8,16 @@ and loads the programs). `programs/` holds the device code, with a note on what 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn import functional as F
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bimetal.engine.kernels.architecture import Architecture, architecture_named
 from bimetal.engine.kernels.interface import AttentionMetadata, SamplingTensors, Tensor
-from bimetal.engine.kernels.registry import Launcher
+from bimetal.engine.kernels.registry import Launcher, Program, Rule
 from bimetal.engine.kernels.specs import SPECS
 
 BLOCK_TOKENS = 64
@@ -40,8 +43,9 @@ def device_architecture(device: torch.device) -> Architecture:
 class TritonKernels:
     """`interface.Kernels` on one GPU. Caches must hold `BLOCK_TOKENS` tokens a block, dense within a block."""
 
-    def __init__(self, architecture: Architecture) -> None:
-        self._launcher = Launcher(SPECS, architecture)
+    def __init__(self, architecture: Architecture, rules: Sequence[Rule] | None = None) -> None:
+        """`rules` other than the architecture's own serve measurements of what to list there."""
+        self._launcher = Launcher(SPECS, architecture, rules)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
@@ -143,7 +147,7 @@ class TritonKernels:
             partial_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         program(
             (num_kv_heads, num_sequences, grid_splits),
-            *(out, partial_out, partial_lse, q, k_cache, v_cache),
+            *(out, partial_out, partial_lse, q, k_cache, v_cache, *_cache_tiles(program, k_cache, v_cache)),
             *(meta.block_tables, meta.query_starts, meta.context_lens, num_sequences, num_sequences),
             *(meta.block_tables.stride(0), k_cache.stride(0), v_cache.stride(0), num_heads // num_kv_heads),
             *(num_kv_heads, window or 0, wanted_splits, grid_splits, scale * math.log2(math.e)),
@@ -192,7 +196,7 @@ class TritonKernels:
         tiles = (q.shape[0] - meta.num_decodes) // tile_tokens + num_sequences - meta.num_decodes
         program(
             (num_kv_heads, tiles, 1),
-            *(out, None, None, q, k_cache, v_cache),
+            *(out, None, None, q, k_cache, v_cache, *_cache_tiles(program, k_cache, v_cache)),
             *(meta.block_tables, meta.query_starts, meta.context_lens, meta.num_decodes, num_sequences),
             *(meta.block_tables.stride(0), k_cache.stride(0), v_cache.stride(0), group),
             *(num_kv_heads, window or 0, 1, 1, scale * math.log2(math.e)),
@@ -246,12 +250,15 @@ class TritonKernels:
         activated = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
         first(
             (num_tiles * _ceil_div(inner, first.tile["BLOCK_N"]), 1, 1),
-            *(activated, x, gate_up, order, tiles, num_tiles, hidden, inner, top_k),
+            *(activated, x, gate_up, _tiles(first, gate_up, "BLOCK_N", "BLOCK_K")),
+            *(order, tiles, num_tiles, hidden, inner, top_k),
         )
         pairs = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
         second(
             (num_tiles * _ceil_div(hidden, second.tile["BLOCK_N"]), 1, 1),
-            *(pairs, activated, down, order, tiles, num_tiles, hidden, inner),
+            *(pairs, activated, down),
+            *(_tiles(second, activated, "BLOCK_M", "BLOCK_K"), _tiles(second, down, "BLOCK_N", "BLOCK_K")),
+            *(order, tiles, num_tiles, hidden, inner),
         )
         out = torch.empty_like(x)
         add = self._launcher.program("weighted_sum", x.dtype)
@@ -287,6 +294,24 @@ class TritonKernels:
             *(int(values is not None) for values in filters),
         )
         return out
+
+
+def _tiles(program: Program, tensor: Tensor, rows: str, columns: str) -> Any:
+    """A dense tensor's last two axes as a matrix that the copy engine reads in the program's tiles; None where it reads
+    through pointers."""
+    if not program.tile["HAS_DESCRIPTORS"]:
+        return None
+    matrix = tensor.view(-1, tensor.shape[-1])
+    block = [program.tile[rows], program.tile[columns]]
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), block)
+
+
+def _cache_tiles(program: Program, k_cache: Tensor, v_cache: Tensor) -> tuple[Any, Any]:
+    if not program.tile["HAS_DESCRIPTORS"]:
+        return None, None
+    shape = [k_cache.shape[0] * k_cache.shape[1], k_cache.shape[2] * k_cache.shape[3]]
+    block = [program.tile["BLOCK_N"], k_cache.shape[3]]
+    return tuple(TensorDescriptor(cache, shape, [shape[1], 1], block) for cache in (k_cache, v_cache))
 
 
 def _padded_rows(logits: Tensor) -> Tensor:

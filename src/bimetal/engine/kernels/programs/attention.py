@@ -45,22 +45,23 @@ def _edge_tile(index, num_left, low, full_high, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _attend_tile(
-    acc, row_max, row_sum, q, k_ptr, v_ptr, block, start, high, positions, window, k_block_stride, v_block_stride,
-    token_stride, scale, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
-    IS_EDGE: tl.constexpr,
-):  # fmt: skip
-    columns = tl.arange(0, HEAD_DIM)
-    keys = start + tl.arange(0, BLOCK_N)
-    read = keys
+def _load_tile(ptr, block, start, high, block_stride, token_stride, HEAD_DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+               BLOCK_N: tl.constexpr, IS_EDGE: tl.constexpr):  # fmt: skip
+    """Keys or values [BLOCK_N, HEAD_DIM]. Tiles start at multiples of BLOCK_N, so a tile lies in one block."""
+    tokens = start + tl.arange(0, BLOCK_N)
     if IS_EDGE:
-        read = tl.minimum(keys, high - 1)
-    # Tiles start at multiples of BLOCK_N, so the whole tile lies in one block.
-    in_block = read - (start // BLOCK_TOKENS) * BLOCK_TOKENS
-    offsets = in_block[:, None] * token_stride + columns[None, :]
-    k = tl.load(k_ptr + block.to(tl.int64) * k_block_stride + offsets)
+        tokens = tl.minimum(tokens, high - 1)
+    in_block = tokens - (start // BLOCK_TOKENS) * BLOCK_TOKENS
+    offsets = in_block[:, None] * token_stride + tl.arange(0, HEAD_DIM)[None, :]
+    return tl.load(ptr + block.to(tl.int64) * block_stride + offsets)
+
+
+@triton.jit
+def _attend(acc, row_max, row_sum, q, k, v, start, high, positions, window, scale, BLOCK_N: tl.constexpr,
+            IS_EDGE: tl.constexpr):  # fmt: skip
     scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], BLOCK_N), tl.float32))
     if IS_EDGE:
+        keys = start + tl.arange(0, BLOCK_N)
         is_seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] < high)
         if window > 0:
             is_seen &= keys[None, :] > positions[:, None] - window
@@ -73,10 +74,7 @@ def _attend_tile(
     weights = tl.exp2(scores * scale - shift[:, None])
     decay = tl.exp2(row_max - shift)
     row_sum = row_sum * decay + tl.sum(weights, axis=1)
-    acc = acc * decay[:, None]
-    v = tl.load(v_ptr + block.to(tl.int64) * v_block_stride + offsets)
-    acc = dot(weights.to(v.dtype), v, acc)
-    return acc, new_max, row_sum
+    return dot(weights.to(v.dtype), v, acc * decay[:, None]), new_max, row_sum
 
 
 @triton.jit
@@ -87,6 +85,8 @@ def paged_attention_kernel(
     q_ptr,  # [T, heads, HEAD_DIM]
     k_ptr,  # [blocks, BLOCK_TOKENS, kv heads, HEAD_DIM]
     v_ptr,  # like k
+    k_descriptor,  # k as [tokens, kv heads * HEAD_DIM] in tiles [BLOCK_N, HEAD_DIM]; not touched without descriptors
+    v_descriptor,
     table_ptr,  # [sequences, table_stride]
     starts_ptr,  # [sequences + 1]
     lens_ptr,  # [sequences]
@@ -106,6 +106,7 @@ def paged_attention_kernel(
     IS_DECODE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    HAS_DESCRIPTORS: tl.constexpr,
 ):
     """Grid: (kv heads, sequences that decode, grid_splits), or (kv heads, tiles of tokens) for prefill."""
     tl.static_assert(BLOCK_TOKENS % BLOCK_N == 0)
@@ -161,7 +162,7 @@ def paged_attention_kernel(
     # Tiles in [full_low, full_high) are seen whole by every row; a decode's memory traffic hides the masks of all.
     full_low = low
     full_high = low
-    if not IS_DECODE:
+    if HAS_DESCRIPTORS or not IS_DECODE:
         if window > 0:
             full_low = tl.minimum(
                 tl.maximum(low, tl.cdiv(last_position - window + 1, BLOCK_N) * BLOCK_N), high
@@ -177,14 +178,42 @@ def paged_attention_kernel(
     token_stride = num_kv_heads * HEAD_DIM
     # The next tile's block is looked up while this tile is computed: as a load that the tile's own loads hang on, it
     # would take a stage of the software pipeline.
-    if not IS_DECODE:
+    if HAS_DESCRIPTORS or not IS_DECODE:
         block = tl.load(table_ptr + full_low // BLOCK_TOKENS, mask=full_low < full_high, other=0)
         for start in tl.range(full_low, full_high, BLOCK_N):
             next_block = tl.load(table_ptr + tl.minimum(start + BLOCK_N, full_high - 1) // BLOCK_TOKENS)
-            acc, row_max, row_sum = _attend_tile(
-                acc, row_max, row_sum, q, k_ptr, v_ptr, block, start, high, positions, window, k_block_stride,
-                v_block_stride, token_stride, scale, HEAD_DIM, BLOCK_TOKENS, BLOCK_N, False,
-            )  # fmt: skip
+            if HAS_DESCRIPTORS:
+                token = block * BLOCK_TOKENS + start % BLOCK_TOKENS
+                k = k_descriptor.load([token, kv_head * HEAD_DIM])
+                v = v_descriptor.load([token, kv_head * HEAD_DIM])
+            else:
+                k = _load_tile(
+                    k_ptr,
+                    block,
+                    start,
+                    high,
+                    k_block_stride,
+                    token_stride,
+                    HEAD_DIM,
+                    BLOCK_TOKENS,
+                    BLOCK_N,
+                    False,
+                )
+                v = _load_tile(
+                    v_ptr,
+                    block,
+                    start,
+                    high,
+                    v_block_stride,
+                    token_stride,
+                    HEAD_DIM,
+                    BLOCK_TOKENS,
+                    BLOCK_N,
+                    False,
+                )
+            acc, row_max, row_sum = _attend(
+                acc, row_max, row_sum, q, k, v, start, high, positions, window, scale, BLOCK_N, False
+            )
             block = next_block
     num_left = tl.cdiv(full_low - low, BLOCK_N)
     num_edges = num_left + tl.cdiv(high - full_high, BLOCK_N)
@@ -194,10 +223,15 @@ def paged_attention_kernel(
         start = _edge_tile(index, num_left, low, full_high, BLOCK_N)
         next_start = _edge_tile(tl.minimum(index + 1, num_edges - 1), num_left, low, full_high, BLOCK_N)
         next_block = tl.load(table_ptr + next_start // BLOCK_TOKENS)
-        acc, row_max, row_sum = _attend_tile(
-            acc, row_max, row_sum, q, k_ptr, v_ptr, block, start, high, positions, window, k_block_stride,
-            v_block_stride, token_stride, scale, HEAD_DIM, BLOCK_TOKENS, BLOCK_N, True,
-        )  # fmt: skip
+        k = _load_tile(
+            k_ptr, block, start, high, k_block_stride, token_stride, HEAD_DIM, BLOCK_TOKENS, BLOCK_N, True
+        )
+        v = _load_tile(
+            v_ptr, block, start, high, v_block_stride, token_stride, HEAD_DIM, BLOCK_TOKENS, BLOCK_N, True
+        )
+        acc, row_max, row_sum = _attend(
+            acc, row_max, row_sum, q, k, v, start, high, positions, window, scale, BLOCK_N, True
+        )
         block = next_block
 
     # Rows without keys (a graph's padding) give zeros.

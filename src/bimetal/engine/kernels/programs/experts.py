@@ -123,6 +123,7 @@ def expert_gate_up_kernel(
     out_ptr,  # [pairs in order, inner]
     x_ptr,  # [rows, hidden]
     weight_ptr,  # [experts, 2 * inner, hidden]
+    weight_descriptor,  # the weights as [experts * 2 * inner, hidden] in tiles [BLOCK_N, BLOCK_K]
     order_ptr,
     tiles_ptr,
     num_tiles,
@@ -133,6 +134,7 @@ def expert_gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    HAS_DESCRIPTORS: tl.constexpr,
 ):
     """silu(x gate') * (x up') for a tile of pairs of one expert. Grid: (tiles * column tiles,)."""
     tile, column_tile = _tile_of(num_tiles, inner, BLOCK_N, GROUP_M)
@@ -151,16 +153,24 @@ def expert_gate_up_kernel(
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     whole = hidden // BLOCK_K
-    for _ in tl.range(0, whole):
+    first_row = (expert * 2 * inner + column_tile * BLOCK_N).to(tl.int32)
+    for step in tl.range(0, whole):
         x = tl.load(x_tile)
-        gate = dot(x, tl.load(gate_tile), gate)
-        up = dot(x, tl.load(up_tile), up)
+        if HAS_DESCRIPTORS:
+            gate = dot(x, tl.trans(weight_descriptor.load([first_row, step * BLOCK_K])), gate)
+            up = dot(x, tl.trans(weight_descriptor.load([first_row + inner, step * BLOCK_K])), up)
+        else:
+            gate = dot(x, tl.load(gate_tile), gate)
+            up = dot(x, tl.load(up_tile), up)
+            gate_tile += BLOCK_K
+            up_tile += BLOCK_K
         x_tile += BLOCK_K
-        gate_tile += BLOCK_K
-        up_tile += BLOCK_K
     if whole * BLOCK_K < hidden:
         is_depth = depth < hidden - whole * BLOCK_K
         x = tl.load(x_tile, mask=is_depth[None, :], other=0.0)
+        if HAS_DESCRIPTORS:
+            gate_tile += whole * BLOCK_K
+            up_tile += whole * BLOCK_K
         gate = dot(x, tl.load(gate_tile, mask=is_depth[:, None], other=0.0), gate)
         up = dot(x, tl.load(up_tile, mask=is_depth[:, None], other=0.0), up)
     activated = gate * tl.sigmoid(gate) * up
@@ -174,6 +184,8 @@ def expert_down_kernel(
     out_ptr,  # [pairs, hidden]
     x_ptr,  # [pairs in order, inner]
     weight_ptr,  # [experts, hidden, inner]
+    x_descriptor,  # x in tiles [BLOCK_M, BLOCK_K]
+    weight_descriptor,  # the weights as [experts * hidden, inner] in tiles [BLOCK_N, BLOCK_K]
     order_ptr,
     tiles_ptr,
     num_tiles,
@@ -183,6 +195,7 @@ def expert_down_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    HAS_DESCRIPTORS: tl.constexpr,
 ):
     """x down' for a tile of pairs of one expert, put back in order of rows. Grid: (tiles * column tiles,)."""
     tile, column_tile = _tile_of(num_tiles, hidden, BLOCK_N, GROUP_M)
@@ -199,12 +212,22 @@ def expert_down_kernel(
     weight_tile = weight_ptr + expert * hidden * inner + read[None, :] * inner + depth[:, None]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     whole = inner // BLOCK_K
-    for _ in tl.range(0, whole):
-        acc = dot(tl.load(x_tile), tl.load(weight_tile), acc)
-        x_tile += BLOCK_K
-        weight_tile += BLOCK_K
+    first_place = tl.load(tiles_ptr + tile * 3 + 1)
+    first_row = (expert * hidden + column_tile * BLOCK_N).to(tl.int32)
+    for step in tl.range(0, whole):
+        if HAS_DESCRIPTORS:
+            # Rows past the expert's last belong to others; what becomes of them is not stored.
+            x = x_descriptor.load([first_place, step * BLOCK_K])
+            acc = dot(x, tl.trans(weight_descriptor.load([first_row, step * BLOCK_K])), acc)
+        else:
+            acc = dot(tl.load(x_tile), tl.load(weight_tile), acc)
+            x_tile += BLOCK_K
+            weight_tile += BLOCK_K
     if whole * BLOCK_K < inner:
         is_depth = depth < inner - whole * BLOCK_K
+        if HAS_DESCRIPTORS:
+            x_tile += whole * BLOCK_K
+            weight_tile += whole * BLOCK_K
         x = tl.load(x_tile, mask=is_depth[None, :], other=0.0)
         acc = dot(x, tl.load(weight_tile, mask=is_depth[:, None], other=0.0), acc)
     pairs = tl.load(order_ptr + read_places).to(tl.int64)
