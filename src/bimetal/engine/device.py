@@ -7,6 +7,7 @@ on a CPU a copy is a view and waiting is nothing. Knows nothing of models.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from bimetal.errors import StageError
+from bimetal.units import MS_PER_S
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -35,6 +37,35 @@ class HostCopy:
         if self.event is not None:
             self.event.synchronize()
         return self.tensor
+
+
+class Stopwatch:
+    """Seconds of compute between `start` and `stop`, on the device's own clock where it has one."""
+
+    def __init__(self, is_gpu: bool) -> None:
+        self._events = (
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) if is_gpu else None
+        )
+        self._seconds = 0.0
+
+    def start(self) -> None:
+        if self._events is None:
+            self._seconds = -time.perf_counter()
+        else:
+            self._events[0].record()
+
+    def stop(self) -> None:
+        if self._events is None:
+            self._seconds += time.perf_counter()
+        else:
+            self._events[1].record()
+
+    def elapsed_s(self) -> float:
+        """Waits for the work in between."""
+        if self._events is None:
+            return self._seconds
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / MS_PER_S
 
 
 class Device:
@@ -133,6 +164,14 @@ class Device:
             done = torch.cuda.Event()
             done.record()
         return HostCopy(host, done)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """A point in the work queued so far; None on a CPU, where nothing is ever queued."""
+        if not self.is_gpu:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def synchronize(self) -> None:
         if self.is_gpu:

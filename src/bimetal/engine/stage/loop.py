@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bimetal.engine.device import Device, HostCopy
+from bimetal.engine.device import Device, HostCopy, Stopwatch
 from bimetal.engine.link.tcp import Connection, Transport
 from bimetal.engine.stage.boundary import ENCODINGS, ReceiveRing, rows_as_bytes, rows_from_payload
 from bimetal.engine.stage.runner import Runner
@@ -26,6 +27,9 @@ from bimetal.engine.wire.step import NO_TARGET, Int, Step, encode_sampled
 from bimetal.errors import LinkError, StageError
 
 Frames = queue.SimpleQueue[tuple[Header, memoryview]]
+
+
+_MAX_UPLOADING = 3
 
 
 class Inbox:
@@ -92,6 +96,7 @@ class Edges:
 @dataclass(frozen=True, slots=True)
 class _Outgoing:
     header: Header
+    stopwatch: Stopwatch
     hidden: HostCopy | None
     sampled: SampledCopies | None
 
@@ -158,6 +163,7 @@ class StageLoop:
         self._epoch = epoch
         self._on_failure = on_failure
         self._last_step = 0
+        self._uploading: deque[tuple[torch.cuda.Event, memoryview]] = deque()
         self.clock = StageClock()
         self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
         threading.Thread(target=self._send_forever, name="sender", daemon=True).start()
@@ -169,25 +175,38 @@ class StageLoop:
             return
         self._last_step = header.step
         began = time.perf_counter()
+        stopwatch = Stopwatch(self._device.is_gpu)
         ids, hidden, payload = self._input(header, step)
-        ready = time.perf_counter()
-        pool = self._sampler.pool if self._sampler is not None and hidden is None else None
-        out = self._runner.run(step, ids, hidden, pool)
-        if self._sampler is None:
-            self._pass_on_hidden(header, out)
-        elif step.num_logit_rows:
+        self.clock.input_wait_s += time.perf_counter() - began
+        stopwatch.start()
+        out = self._runner.run(step, ids, hidden)
+        sampled = None
+        if self._sampler is not None and step.num_logit_rows:
             sampled = self._sampler(out, step, self._masks(header, step))
-            self._outgoing.put(_Outgoing(header, None, sampled.download(self._device)))
-        else:
-            self._outgoing.put(_Outgoing(header, None, None))
-        if payload is not None and self._ring is not None:
-            if self._device.is_gpu:
-                torch.cuda.current_stream().synchronize()
-            self._ring.give_back(payload)
-        self.clock.busy_s += time.perf_counter() - ready
-        self.clock.input_wait_s += ready - began
+        stopwatch.stop()
         self.clock.num_steps += 1
         self.clock.num_tokens += step.num_tokens
+        if self._sampler is None:
+            self._outgoing.put(self._hidden_message(header, out, stopwatch))
+        else:
+            copies = None if sampled is None else sampled.download(self._device)
+            self._outgoing.put(_Outgoing(header, stopwatch, None, copies))
+        if payload is not None:
+            self._return_buffer(payload)
+
+    def _return_buffer(self, payload: memoryview) -> None:
+        """To the ring, once the device has read it."""
+        assert self._ring is not None
+        event = self._device.mark()
+        if event is None:
+            self._ring.give_back(payload)
+            return
+        self._uploading.append((event, payload))
+        # A receiving thread may be waiting for a buffer: never sit on more than a few.
+        while self._uploading and (self._uploading[0][0].query() or len(self._uploading) > _MAX_UPLOADING):
+            done, oldest = self._uploading.popleft()
+            done.synchronize()
+            self._ring.give_back(oldest)
 
     def _input(
         self, header: Header, step: Step
@@ -214,22 +233,19 @@ class StageLoop:
             masks[int(values[0])] = values[1:]
         return masks
 
-    def _pass_on_hidden(self, header: Header, rows: torch.Tensor) -> None:
-        rows = rows.contiguous()
-        out = Header(
-            Kind.HIDDEN,
-            rows.nbytes,
-            header.epoch,
-            header.step,
-            header.micro_batch,
-            flags=ENCODINGS[rows.dtype],
-        )
-        self._outgoing.put(_Outgoing(out, self._device.download(rows), None))
+    def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> _Outgoing:
+        # A graph overwrites its output at the next replay, and the copy to the host runs beside that.
+        rows = rows.clone() if self._device.is_gpu else rows.contiguous()
+        flags = ENCODINGS[rows.dtype]
+        out = Header(Kind.HIDDEN, rows.nbytes, header.epoch, header.step, header.micro_batch, flags)
+        return _Outgoing(out, stopwatch, self._device.download(rows), None)
 
     def _send_forever(self) -> None:
         try:
             while True:
-                self._send(self._outgoing.get())
+                message = self._outgoing.get()
+                self._send(message)
+                self.clock.busy_s += message.stopwatch.elapsed_s()
         except (LinkError, RuntimeError) as error:
             self._on_failure(error)
 

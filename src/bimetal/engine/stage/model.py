@@ -77,6 +77,10 @@ class StageModel:
     def is_first(self) -> bool:
         return self._weights.embedding is not None
 
+    @property
+    def is_last(self) -> bool:
+        return self._weights.head is not None
+
     def forward(self, inputs: Tensor, meta: AttentionMetadata, cache: KvCache) -> tuple[Tensor, Tensor]:
         """(x, residual), whose sum is the hidden state. inputs: [T] ids on the first stage, else [T, H]."""
         x = (

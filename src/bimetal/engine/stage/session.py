@@ -27,8 +27,12 @@ _RING_BUFFERS = 8
 
 
 def choose_kernels(device: Device) -> Kernels:
-    """The kernels that this device runs."""
-    return TorchKernels()
+    """Triton's on a GPU that they are listed for, else torch's."""
+    if not device.is_gpu:
+        return TorchKernels()
+    from bimetal.engine.kernels.triton_kernels import TritonKernels, device_architecture
+
+    return TritonKernels(device_architecture(device.torch_device))
 
 
 class StageSession:
@@ -139,15 +143,26 @@ class StageSession:
             self.device.torch_device,
         )
         buckets = decode_buckets(load.max_num_seqs, self.device.is_gpu)
-        width = -(-load.max_model_len // load.block_tokens)
-        runner = Runner(self.model, cache, self.device, self.dtype, buckets, width, self.is_last)
+        sampler = Sampler(self.kernels, self.device, load.max_num_seqs) if self.is_last else None
+        own_ids = sampler.pool if sampler is not None and self.is_first else None
+        runner = Runner(
+            self.model,
+            cache,
+            self.device,
+            self.dtype,
+            buckets,
+            load.max_model_len,
+            load.block_tokens,
+            own_ids,
+        )
+        if self.device.is_gpu and not load.enforce_eager:
+            runner.capture()
         sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if n <= load.max_num_seqs]
-        times = runner.warm_up(sizes, self.spec.hidden_size)
+        times = runner.warm_up(sizes)
         ring = None
         if not self.is_first:
             largest = load.max_num_batched_tokens * self.spec.hidden_size * self.dtype.itemsize
             ring = ReceiveRing(self.device, _RING_BUFFERS, largest)
-        sampler = Sampler(self.kernels, self.device, load.max_num_seqs) if self.is_last else None
         pool = TokenPool(ids_in, load.max_num_seqs, epoch) if ids_in is not None else None
         loop = StageLoop(
             runner, sampler, self.device, edges, ring, pool, self.spec.hidden_size, epoch, on_failure
