@@ -22,12 +22,23 @@ SECRET = "a secret of the tests"
 
 
 def plan_document(
-    model: Path | str, boundaries: Sequence[int], addresses: Sequence[str | None] | None = None, **plan: Any
+    model: Path | str,
+    boundaries: Sequence[int],
+    addresses: Sequence[str | None] | None = None,
+    devices: Sequence[str] | None = None,
+    **plan: Any,
 ) -> dict[str, Any]:
-    """Stages of [b0, b1), [b1, b2), ... on the CPU of this machine."""
+    """Stages of [b0, b1), [b1, b2), ... on this machine's CPU, unless `devices` says `gpu`."""
     spans = list(zip(boundaries[:-1], boundaries[1:], strict=True))
     stages = tuple(
-        Stage(f"node{i}", "cpu", start, end, address=addresses[i] if addresses else None, num_threads=1)
+        Stage(
+            f"node{i}",
+            devices[i] if devices else "cpu",
+            start,
+            end,
+            address=addresses[i] if addresses else None,
+            num_threads=1,
+        )
         for i, (start, end) in enumerate(spans)
     )
     settings = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 16, **plan}
@@ -37,14 +48,21 @@ def plan_document(
 
 
 @contextmanager
-def threaded_engine(model: Path | str, boundaries: Sequence[int], *, plan: dict[str, Any] | None = None, **options: Any) -> Iterator[Driver]:
+def threaded_engine(
+    model: Path | str,
+    boundaries: Sequence[int],
+    *,
+    devices: Sequence[str] | None = None,
+    plan: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[Driver]:
     """A started driver whose stages run in this process."""
     before = os.environ.get(SECRET_VARIABLE)
     os.environ[SECRET_VARIABLE] = SECRET
     processes = [StageProcess("127.0.0.1:0", SECRET, lambda: None) for _ in boundaries[1:]]
     for process in processes:
         Thread(target=process.run, daemon=True).start()
-    document = plan_document(model, boundaries, [p.address for p in processes], **(plan or {}))
+    document = plan_document(model, boundaries, [p.address for p in processes], devices, **(plan or {}))
     driver = Driver(EngineOptions(plan=document, **options))
     try:
         driver.start()

@@ -184,7 +184,7 @@ class DecodeGraph:
             runner.decode_forward(meta, ids, rows, num_rows)  # compiles kernels, sizes workspaces
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=memory):
+        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
             self._out = runner.decode_forward(meta, ids, rows, num_rows)
         self.memory = self._graph.pool()
 
