@@ -37,7 +37,10 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {"rope_parameters": _LLAMA3_ROPE, "hidden_size": 96, "num_attention_heads": 6, "head_dim": 16}),
+    "llama": (
+        "LlamaConfig",
+        {"rope_parameters": _LLAMA3_ROPE, "hidden_size": 96, "num_attention_heads": 6, "head_dim": 16},
+    ),
     "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "mistral": ("MistralConfig", {"sliding_window": 24, "head_dim": 16}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
@@ -86,7 +89,9 @@ class Reference:
 
 @torch.inference_mode()
 def reference_greedy(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[Reference]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     model.eval()
     return [greedy(model, prompt, num_tokens) for prompt in prompts]
 
@@ -115,9 +120,13 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 def assert_same_tokens(found: list[int], reference: Reference, name: str, tolerance: float = 1e-4) -> None:
     """Equal, or forking only where the reference itself was undecided."""
-    assert len(found) == len(reference.tokens), f"{name}: {len(found)} tokens, the reference has {len(reference.tokens)}"
+    assert len(found) == len(reference.tokens), (
+        f"{name}: {len(found)} tokens, the reference has {len(reference.tokens)}"
+    )
     for i, (ours, theirs) in enumerate(zip(found, reference.tokens, strict=True)):
         if ours != theirs:
             margin = reference.margins[i]
-            assert margin <= tolerance, f"{name}: token {i} is {ours}, the reference's {theirs} won by {margin:.3g}"
+            assert margin <= tolerance, (
+                f"{name}: token {i} is {ours}, the reference's {theirs} won by {margin:.3g}"
+            )
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ def plan_document(
     **plan: Any,
 ) -> dict[str, Any]:
     """Stages of [b0, b1), [b1, b2), ... on this machine's CPU, unless `devices` says `gpu`."""
-    spans = list(zip(boundaries[:-1], boundaries[1:], strict=True))
+    spans = list(itertools.pairwise(boundaries))
     stages = tuple(
         Stage(
             f"node{i}",
@@ -56,13 +57,16 @@ def threaded_engine(
     plan: dict[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Driver]:
-    """A started driver whose stages run in this process."""
+    """A started driver whose stages run in this process; as processes of their own where several share the GPU runtime."""
     before = os.environ.get(SECRET_VARIABLE)
     os.environ[SECRET_VARIABLE] = SECRET
-    processes = [StageProcess("127.0.0.1:0", SECRET, lambda: None) for _ in boundaries[1:]]
+    in_threads = not devices or list(devices).count("gpu") < 2
+    processes = [StageProcess("127.0.0.1:0", SECRET, lambda: None) for _ in boundaries[1:] if in_threads]
     for process in processes:
         Thread(target=process.run, daemon=True).start()
-    document = plan_document(model, boundaries, [p.address for p in processes], devices, **(plan or {}))
+    document = plan_document(
+        model, boundaries, [p.address for p in processes] or None, devices, **(plan or {})
+    )
     driver = Driver(EngineOptions(plan=document, **options))
     try:
         driver.start()

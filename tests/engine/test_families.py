@@ -3,14 +3,13 @@ shared prefixes found in the cache, and a KV cache so small that sequences are p
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-
-from bimetal.engine.wire.api import Generate
 from tests.engine.checkpoints import (
     FAMILIES,
     VOCAB_SIZE,
@@ -21,6 +20,8 @@ from tests.engine.checkpoints import (
     reference_greedy,
 )
 from tests.engine.serving import greedy_params, run_all, threaded_engine, tokens_of
+
+from bimetal.engine.wire.api import Generate
 
 NUM_TOKENS = 24
 
@@ -39,18 +40,28 @@ PROMPTS = make_prompts()
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Reference]]:
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Reference]]:
     folder = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
     return folder, reference_greedy(folder, PROMPTS, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("boundaries", [(0, 4), (0, 1, 4), (0, 1, 2, 4)], ids=["1 stage", "2 stages", "3 stages"])
-def test_greedy_tokens_equal_transformers(family: tuple[Path, list[Reference]], boundaries: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "boundaries", [(0, 4), (0, 1, 4), (0, 1, 2, 4)], ids=["1 stage", "2 stages", "3 stages"]
+)
+def test_greedy_tokens_equal_transformers(
+    family: tuple[Path, list[Reference]], boundaries: tuple[int, ...]
+) -> None:
     folder, references = family
     plan = {"max_model_len": 160}
     # 26 blocks of 16 tokens: the sixteen requests need about 60.
     with threaded_engine(
-        folder, boundaries, plan=plan, max_num_batched_tokens=32, kv_cache_bytes=_cache_bytes(folder, boundaries, 26)
+        folder,
+        boundaries,
+        plan=plan,
+        max_num_batched_tokens=32,
+        kv_cache_bytes=_cache_bytes(folder, boundaries, 26),
     ) as driver:
         requests = [Generate(str(i), tuple(p), greedy_params(NUM_TOKENS)) for i, p in enumerate(PROMPTS)]
         outputs = run_all(driver, requests)
@@ -67,7 +78,7 @@ def _cache_bytes(folder: Path, boundaries: tuple[int, ...], num_blocks: int) -> 
     """Of the stage with most layers, which then is the one that limits the blocks."""
     from bimetal.catalog.models import load_model_spec
 
-    layers = max(b - a for a, b in zip(boundaries[:-1], boundaries[1:], strict=True))
+    layers = max(b - a for a, b in itertools.pairwise(boundaries))
     return num_blocks * 16 * load_model_spec(str(folder)).kv_bytes_per_token("float32", layers)
 
 
@@ -95,7 +106,9 @@ def _drop_bias(model: transformers.PreTrainedModel) -> None:
 def test_mistakes_show(tmp_path: Path, mistake: object) -> None:
     """The checkpoints are sensitive: each mistake changes every sequence of more than one token."""
     folder = make_checkpoint("qwen2", tmp_path, use_sliding_window=False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
     prompts = [p for p in PROMPTS if len(p) > 1]
     before = [greedy(model, p, NUM_TOKENS).tokens for p in prompts]
     mistake(model)  # type: ignore[operator]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from bimetal.engine.wire.api import Generate
 from tests.engine.checkpoints import Reference, assert_same_tokens, make_checkpoint, reference_greedy
 from tests.engine.serving import greedy_params, run_all, threaded_engine, tokens_of
 from tests.engine.test_families import NUM_TOKENS, PROMPTS
+
+from bimetal.engine.wire.api import Generate
 
 pytestmark = [
     pytest.mark.gpu,

@@ -24,6 +24,7 @@ from bimetal.engine.wire.options import EngineOptions
 from bimetal.errors import BimetalError, LinkError
 
 _POLL_S = 0.25
+_SWITCH_INTERVAL_S = 1e-4
 _STATS_INTERVAL_S = 1.0
 
 
@@ -61,6 +62,7 @@ def _receive(driver: Driver, gateway: Connection) -> None:
 
 
 def main() -> None:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     parser = argparse.ArgumentParser(prog="bimetal.engine.driver_process")
     parser.add_argument("--connect", required=True, help="the gateway's address")
     parser.add_argument("--options", required=True, help="EngineOptions as JSON")

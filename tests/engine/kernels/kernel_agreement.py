@@ -30,7 +30,9 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float("nan") if not torch.isfinite(actual.float()).all() else difference.item()
 
 
-def rms_norm(columns: int, rows: int, has_residual: bool, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> float:
+def rms_norm(
+    columns: int, rows: int, has_residual: bool, kernels: Kernels, device: torch.device, dtype: torch.dtype
+) -> float:
     x, residual = (torch.randn(rows, columns, device=device).to(dtype) for _ in range(2))
     weight = torch.randn(columns, device=device).to(dtype)
     if not has_residual:
@@ -48,14 +50,22 @@ def silu_and_mul(columns: int, kernels: Kernels, device: torch.device, dtype: to
 
 
 def rotary_and_cache(
-    heads: int, kv_heads: int, head_dim: int, has_norm: bool, kernels: Kernels, device: torch.device, dtype: torch.dtype
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    has_norm: bool,
+    kernels: Kernels,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> float:
     """The queries, the caches at the written slots, and that no other slot changed."""
     rows, num_blocks = 7, 5
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim, device=device).to(dtype)
     angles = torch.randn(300, head_dim // 2, device=device) * 3
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
-    caches = [torch.randn(num_blocks, BLOCK_TOKENS, kv_heads, head_dim, device=device).to(dtype) for _ in range(2)]
+    caches = [
+        torch.randn(num_blocks, BLOCK_TOKENS, kv_heads, head_dim, device=device).to(dtype) for _ in range(2)
+    ]
     norms = [torch.randn(head_dim, device=device).to(dtype) if has_norm else None for _ in range(2)]
     positions = torch.randint(0, 300, (rows,), device=device, dtype=torch.int32)
     slots = torch.randperm(num_blocks * BLOCK_TOKENS, device=device)[:rows].to(torch.int32)
@@ -141,7 +151,11 @@ def greedy(vocabulary: int, kernels: Kernels, device: torch.device, dtype: torch
 
 
 def sample(
-    vocabulary: int, filters: tuple[bool, bool, bool], kernels: Kernels, device: torch.device, dtype: torch.dtype
+    vocabulary: int,
+    filters: tuple[bool, bool, bool],
+    kernels: Kernels,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> float:
     """How far outside its token's share of the filtered distribution a row's uniform number lies, at most."""
     rows = 24
@@ -157,7 +171,9 @@ def sample(
     top_ps = torch.rand(rows, device=device)
     top_ps[4], top_ps[3] = 1.0, 0.0
     min_ps = torch.rand(rows, device=device) ** 4
-    chosen = [values if used else None for values, used in zip((top_ks, top_ps, min_ps), filters, strict=True)]
+    chosen = [
+        values if used else None for values, used in zip((top_ks, top_ps, min_ps), filters, strict=True)
+    ]
     out = kernels.sample(logits, SamplingTensors(temperatures, uniforms, *chosen)).long()
     if ((out < 0) | (out >= vocabulary)).any():
         return float("inf")
@@ -168,13 +184,19 @@ def sample(
             worst = max(worst, float(out[row] != logits[row].float().argmax()))
             continue
         slack = 1e-4
-        near = torch.tensor([max(0.0, uniforms[row].item() - slack), min(1 - 2**-24, uniforms[row].item() + slack)])
+        near = torch.tensor(
+            [max(0.0, uniforms[row].item() - slack), min(1 - 2**-24, uniforms[row].item() + slack)]
+        )
         bounds = SamplingTensors(
-            temperatures[row].expand(2), near.to(device), *(None if v is None else v[row].expand(2) for v in chosen)
+            temperatures[row].expand(2),
+            near.to(device),
+            *(None if v is None else v[row].expand(2) for v in chosen),
         )
         low, high = REFERENCE.sample(logits[row].expand(2, -1), bounds).tolist()
         exact = SamplingTensors(
-            temperatures[row : row + 1], uniforms[row : row + 1], *(None if v is None else v[row : row + 1] for v in chosen)
+            temperatures[row : row + 1],
+            uniforms[row : row + 1],
+            *(None if v is None else v[row : row + 1] for v in chosen),
         )
         if low == high or exact.temperatures.numel() == 0:
             worst = max(worst, float(out[row] != low))
@@ -238,13 +260,16 @@ def errors(kernels: Kernels, device: torch.device, dtype: torch.dtype, names: li
 
 
 def main(dtype_name: str, *names: str) -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        sys.exit("set TRITON_INTERPRET=1: this program checks the kernels in Triton's interpreter")
+    """On the GPU where there is one, else in the interpreter."""
     from bimetal.engine.kernels.architecture import ARCHITECTURES
-    from bimetal.engine.kernels.triton_kernels import TritonKernels
+    from bimetal.engine.kernels.triton_kernels import TritonKernels, device_architecture
 
-    kernels = TritonKernels(ARCHITECTURES["sm_90"])
-    print(json.dumps(errors(kernels, torch.device("cpu"), getattr(torch, dtype_name), list(names) or list(CASES))))
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not is_interpreted and not torch.cuda.is_available():
+        sys.exit("no GPU here: set TRITON_INTERPRET=1 to check the kernels in Triton's interpreter")
+    device = torch.device("cpu" if is_interpreted else "cuda")
+    kernels = TritonKernels(ARCHITECTURES["sm_90"] if is_interpreted else device_architecture(device))
+    print(json.dumps(errors(kernels, device, getattr(torch, dtype_name), list(names) or list(CASES))))
 
 
 if __name__ == "__main__":

@@ -56,8 +56,12 @@ class Connection:
     def _send_all(self, *parts: Buffer) -> None:
         try:
             with self._send_lock:
+                # One call for header and payload: the peer wakes once, and with both.
+                sent = self._socket.sendmsg(parts)
                 for part in parts:
-                    self._socket.sendall(part)
+                    if sent < len(part):
+                        self._socket.sendall(memoryview(part)[sent:])
+                    sent = max(sent - len(part), 0)
         except OSError as error:
             raise LinkError(f"lost {self.peer} while sending: {error}") from error
 

@@ -48,10 +48,8 @@ class ReceiveRing:
         self._free.put(self._taken.pop(id(payload.obj)))
 
 
-def rows_from_payload(
-    header: Header, payload: memoryview, num_rows: int, hidden_size: int, device: Device
-) -> torch.Tensor:
-    """[num_rows, hidden_size] on the device: a view of the payload on a CPU, an upload in stream order on a GPU."""
+def rows_from_payload(header: Header, payload: memoryview, num_rows: int, hidden_size: int) -> torch.Tensor:
+    """[num_rows, hidden_size], a view of the payload: pinned memory where the device is a GPU."""
     dtype = _DECODINGS.get(header.flags)
     if dtype is None:
         raise StageError(
@@ -62,5 +60,4 @@ def rows_from_payload(
             f"step {header.step} needs {num_rows} rows of {hidden_size} {dtype}, but its HIDDEN frame has {header.num_bytes} bytes"
         )
     array = np.frombuffer(payload, np.uint8)
-    rows = torch.from_numpy(array).view(dtype).view(num_rows, hidden_size)
-    return rows.to(device.torch_device, non_blocking=True) if device.is_gpu else rows
+    return torch.from_numpy(array).view(dtype).view(num_rows, hidden_size)

@@ -176,10 +176,11 @@ class StageLoop:
         self._last_step = header.step
         began = time.perf_counter()
         stopwatch = Stopwatch(self._device.is_gpu)
+        prepared = self._runner.prepare(step)  # while the input is on its way
         ids, hidden, payload = self._input(header, step)
         self.clock.input_wait_s += time.perf_counter() - began
         stopwatch.start()
-        out = self._runner.run(step, ids, hidden)
+        out = self._runner.run(prepared, ids, hidden)
         sampled = None
         if self._sampler is not None and step.num_logit_rows:
             sampled = self._sampler(out, step, self._masks(header, step))
@@ -220,7 +221,7 @@ class StageLoop:
             return ids, None, None
         assert self._ring is not None
         frame, payload = inbox.wait_for(self._epoch, header.step, self._ring.give_back)
-        rows = rows_from_payload(frame, payload, step.num_tokens, self._hidden_size, self._device)
+        rows = rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
         return None, rows, payload
 
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:

@@ -35,6 +35,8 @@ from bimetal.engine.wire.step import decode_step
 from bimetal.errors import BimetalError, LinkError, StageError
 
 _EDGE_TIMEOUT_S = 60.0
+_SWITCH_INTERVAL_S = 1e-4
+"""A receiving thread must not wait for the interpreter longer than a hop takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,7 @@ def _start_afresh() -> None:
 
 
 def main() -> None:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     parser = argparse.ArgumentParser(prog="bimetal stage")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port")
     parser.add_argument(

@@ -1,7 +1,8 @@
-"""Runs steps through a stage's model: inputs onto the device, decode batches padded to buckets and replayed as graphs
-where the device captures them, everything else as it comes.
+"""Runs steps through a stage's model: decode batches padded to buckets and replayed as graphs where the device captures
+them, everything else as it comes.
 
-A bucket is a number of rows; a decode step is padded up to the next one, with rows whose slot is -1.
+A bucket is a number of rows; a decode step is padded up to the next one, with rows whose slot is -1. `prepare` puts a
+step's metadata on the device while its input is still on the way; `run` needs only the input.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import bisect
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from numpy.typing import NDArray
 from bimetal.engine.device import Device
 from bimetal.engine.kernels.interface import AttentionMetadata
 from bimetal.engine.stage.model import KvCache, StageModel
-from bimetal.engine.wire.step import PADDING_SLOT, Step, idle_step
+from bimetal.engine.stage.step_inputs import decode_sizes, metadata, step_arrays
+from bimetal.engine.wire.step import Step, idle_step
 
 Tensor = torch.Tensor
 _WARM_UP_BUDGET_S = 3.0
@@ -35,8 +37,27 @@ def decode_buckets(max_num_seqs: int, is_gpu: bool) -> tuple[int, ...]:
     return tuple(sorted({s for s in sizes if s < max_num_seqs} | {max_num_seqs}))
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step whose metadata is on the device."""
+
+    step: Step
+    num_rows: int
+    graph: torch.cuda.CUDAGraph | None
+    meta: AttentionMetadata
+    logit_rows: Tensor | None
+    """None: the rows in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    meta: AttentionMetadata
+    out: Tensor
+
+
 class Runner:
-    """Of one stage. `block_table_width`: blocks of the longest sequence."""
+    """Of one stage."""
 
     def __init__(
         self,
@@ -58,47 +79,70 @@ class Runner:
         self._max_model_len = max_model_len
         self._width = -(-max_model_len // block_tokens)
         self._pool = pool
-        self._graphs: dict[int, DecodeGraph] = {}
+        self._captured: dict[int, _Captured] = {}
+        self._ints: Tensor | None = None
+        self._inputs: Tensor | None = None
+
+    # -- a step -----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def run(self, step: Step, token_ids: NDArray[np.int32] | None, hidden: Tensor | None) -> Tensor:
-        """Hidden states [T, H] for the next stage, or logits [R, V] on the last.
-
-        First stage: `token_ids` [T], where negative ones refer to the pool. Other stages: `hidden` [T, H]. A result that
-        a graph wrote is valid until the next step.
-        """
-        num_tokens, num_rows = step.num_tokens, self._bucket(step)
-        graph = self._graphs.get(num_rows) if step.num_decodes == num_tokens else None
-        if graph is not None:
-            out = graph.replay(step, token_ids, hidden)
-            if not self._model.is_last:
-                return out[:num_tokens]
-            if step.num_logit_rows == num_tokens:
-                return out[:num_tokens]
-            return out[self._device.upload(step.logit_rows)]
-        arrays = step_arrays(step, token_ids, num_rows, step.block_tables.shape[1])
+    def prepare(self, step: Step) -> Prepared:
+        """Start the upload of everything but the input. Steps run in the order in which they are prepared."""
+        n, num_rows = step.num_tokens, self._bucket(step)
+        captured = self._captured.get(num_rows) if step.num_decodes == n else None
+        if captured is not None:
+            assert self._ints is not None
+            self._device.upload(np.concatenate(step_arrays(step, num_rows, self._width)), self._ints)
+            rows = None if step.num_logit_rows == n else self._device.upload(step.logit_rows)
+            return Prepared(step, num_rows, captured.graph, captured.meta, rows)
+        arrays = step_arrays(step, num_rows, step.block_tables.shape[1])
         packed = self._device.upload(np.concatenate([*arrays, step.logit_rows]))
         sizes = [len(a) for a in arrays]
-        meta, ids = metadata(packed, sizes, step.num_decodes + num_rows - num_tokens)
-        meta = replace(
-            meta,
-            max_query_len=int((step.query_starts[1:] - step.query_starts[:-1]).max()),
-            max_context_len=int(step.context_lens.max()),
-        )
-        inputs = self._inputs(ids, hidden, num_rows)
-        x, residual = self._model.forward(inputs, meta, self._cache)
-        if not self._model.is_last:
-            return (x + residual)[:num_tokens]
-        rows = packed[sum(sizes) :]
-        return self._model.logits(x[rows], residual[rows])
+        longest = int((step.query_starts[1:] - step.query_starts[:-1]).max())
+        meta = metadata(packed, sizes, step.num_decodes + num_rows - n, longest, int(step.context_lens.max()))
+        return Prepared(step, num_rows, None, meta, packed[sum(sizes) :])
 
-    def _inputs(self, ids: Tensor | None, hidden: Tensor | None, num_rows: int) -> Tensor:
-        if ids is None:
+    @torch.inference_mode()
+    def run(self, prepared: Prepared, token_ids: NDArray[np.int32] | None, hidden: Tensor | None) -> Tensor:
+        """Hidden states [T, H] for the next stage, or logits [R, V] on the last.
+
+        First stage: `token_ids` [T], where negative ones refer to the pool. Other stages: `hidden` [T, H], on the device
+        or in pinned memory. A result that a graph wrote is valid until the next step.
+        """
+        n = prepared.step.num_tokens
+        if prepared.graph is not None:
+            self._set_inputs(token_ids, hidden)
+            prepared.graph.replay()
+            out = self._captured[prepared.num_rows].out
+            return (
+                out[:n]
+                if prepared.logit_rows is None or not self._model.is_last
+                else out[prepared.logit_rows]
+            )
+        if token_ids is not None:
+            inputs = self._device.upload(token_ids)
+        else:
             assert hidden is not None
-            return hidden if len(hidden) == num_rows else _pad_rows(hidden, num_rows)
-        if self._pool is None:
-            return ids
-        return torch.where(ids < 0, self._pool[(-1 - ids).clamp(min=0).long()], ids)
+            inputs = hidden.to(self._device.torch_device, non_blocking=True)
+        if prepared.num_rows != n:
+            inputs = torch.nn.functional.pad(inputs, (0, 0) * (inputs.dim() - 1) + (0, prepared.num_rows - n))
+        x, residual = self._forward(inputs, prepared.meta)
+        if not self._model.is_last:
+            return (x + residual)[:n]
+        return self._model.logits(x[prepared.logit_rows], residual[prepared.logit_rows])
+
+    def _set_inputs(self, token_ids: NDArray[np.int32] | None, hidden: Tensor | None) -> None:
+        assert self._inputs is not None
+        if token_ids is not None:
+            self._device.upload(token_ids, self._inputs)
+        else:
+            assert hidden is not None
+            self._inputs[: len(hidden)].copy_(hidden, non_blocking=True)
+
+    def _forward(self, inputs: Tensor, meta: AttentionMetadata) -> tuple[Tensor, Tensor]:
+        if self._pool is not None:
+            inputs = torch.where(inputs < 0, self._pool[(-1 - inputs).clamp(min=0).long()], inputs)
+        return self._model.forward(inputs, meta, self._cache)
 
     def _bucket(self, step: Step) -> int:
         n = step.num_tokens
@@ -106,27 +150,49 @@ class Runner:
             return n
         return self._buckets[bisect.bisect_left(self._buckets, n)]
 
+    # -- before the first step --------------------------------------------------------------------------------------
+
     @torch.inference_mode()
     def capture(self) -> None:
-        """One graph a bucket, the largest first, all in one memory pool."""
-        memory: Any = None
-        ints = torch.zeros(
-            decode_ints(self._buckets[-1], self._width), dtype=torch.int32, device=self._device.torch_device
-        )
-        hidden = None
-        if not self._model.is_first:
-            shape = (self._buckets[-1], self._model.spec.hidden_size)
-            hidden = torch.zeros(shape, dtype=self._dtype, device=self._device.torch_device)
+        """One graph a bucket, the largest first, all in one memory pool and on the same input buffers: a replay reads them
+        in stream order, before the next step overwrites them."""
+        device = self._device.torch_device
+        largest = self._buckets[-1]
+        self._ints = torch.zeros(sum(decode_sizes(largest, self._width)), dtype=torch.int32, device=device)
+        if self._model.is_first:
+            self._inputs = torch.zeros(largest, dtype=torch.int32, device=device)
+        else:
+            self._inputs = torch.zeros(
+                largest, self._model.spec.hidden_size, dtype=self._dtype, device=device
+            )
+        memory = None
         for num_rows in reversed(self._buckets):
-            graph = DecodeGraph(self, num_rows, ints, hidden, memory)
-            memory = graph.memory
-            self._graphs[num_rows] = graph
+            self._captured[num_rows] = self._capture(num_rows, memory)
+            memory = self._captured[num_rows].graph.pool()
 
-    def decode_forward(
-        self, meta: AttentionMetadata, ids: Tensor | None, hidden: Tensor | None, num_rows: int
-    ) -> Tensor:
+    def _capture(self, num_rows: int, memory: Any) -> _Captured:
+        assert self._ints is not None
+        assert self._inputs is not None
+        sizes = decode_sizes(num_rows, self._width)
+        # An idle step: its rows are padding, so neither warm-up nor capture writes any KV.
+        self._device.upload(
+            np.concatenate(step_arrays(idle_step(num_rows), num_rows, self._width)), self._ints
+        )
+        meta = metadata(self._ints, sizes, num_rows, 1, self._max_model_len)
+        inputs = self._inputs[:num_rows]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._decode(inputs, meta)  # compiles kernels, sizes workspaces
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            out = self._decode(inputs, meta)
+        return _Captured(graph, meta, out)
+
+    def _decode(self, inputs: Tensor, meta: AttentionMetadata) -> Tensor:
         """What a graph captures: logits of every row on the last stage, hidden states elsewhere."""
-        x, residual = self._model.forward(self._inputs(ids, hidden, num_rows), meta, self._cache)
+        x, residual = self._forward(inputs, meta)
         return self._model.logits(x, residual) if self._model.is_last else x + residual
 
     def warm_up(self, sizes: Sequence[int]) -> dict[int, float]:
@@ -146,121 +212,8 @@ class Runner:
             for _ in range(_WARM_UP_RUNS + 1):
                 self._device.synchronize()
                 start = time.perf_counter()
-                self.run(step, ids, hidden)
+                self.run(self.prepare(step), ids, hidden)
                 self._device.synchronize()
                 runs.append(time.perf_counter() - start)
             times[n] = statistics.median(runs[1:])
         return times
-
-
-class DecodeGraph:
-    """A decode step of `num_rows` single-row sequences, captured once and replayed on new contents of its inputs.
-
-    `ints` and `hidden` are shared by all graphs: a replay reads them in stream order, before the next one overwrites them.
-    """
-
-    def __init__(
-        self, runner: Runner, num_rows: int, ints: Tensor, hidden: Tensor | None, memory: Any
-    ) -> None:
-        self._device = runner._device
-        self._num_rows = num_rows
-        self._width = runner._width
-        self._ints = ints
-        self._hidden = hidden
-        with_ids = hidden is None
-        sizes = decode_sizes(num_rows, self._width, with_ids)
-        # An idle step: rows are padding, so neither warm-up nor capture writes any KV.
-        step = idle_step(num_rows)
-        self._device.upload(
-            np.concatenate(step_arrays(step, step.token_ids if with_ids else None, num_rows, self._width)),
-            ints,
-        )
-        meta, ids = metadata(ints, sizes, num_rows)
-        meta = replace(meta, max_context_len=runner._max_model_len)
-        rows = None if hidden is None else hidden[:num_rows]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            runner.decode_forward(meta, ids, rows, num_rows)  # compiles kernels, sizes workspaces
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._out = runner.decode_forward(meta, ids, rows, num_rows)
-        self.memory = self._graph.pool()
-
-    def replay(self, step: Step, token_ids: NDArray[np.int32] | None, hidden: Tensor | None) -> Tensor:
-        arrays = step_arrays(step, token_ids, self._num_rows, self._width)
-        self._device.upload(np.concatenate(arrays), self._ints)
-        if self._hidden is not None:
-            assert hidden is not None
-            self._hidden[: len(hidden)].copy_(hidden, non_blocking=True)
-        self._graph.replay()
-        return self._out
-
-
-def decode_sizes(num_rows: int, width: int, with_ids: bool) -> list[int]:
-    """Lengths of `step_arrays` for a decode step padded to `num_rows`."""
-    n = num_rows
-    return [n, n, n + 1, n, n * width, *([n] if with_ids else [])]
-
-
-def decode_ints(num_rows: int, width: int) -> int:
-    return sum(decode_sizes(num_rows, width, True))
-
-
-def step_arrays(
-    step: Step, token_ids: NDArray[np.int32] | None, num_rows: int, width: int
-) -> list[NDArray[np.int32]]:
-    """What the device needs of a step, padded to `num_rows` with single-row sequences: positions, slots, query starts,
-    context lengths, block tables of `width` columns, token ids on the first stage."""
-    pad = num_rows - step.num_tokens
-    tables = step.block_tables
-    if pad or tables.shape[1] != width:
-        tables = np.zeros((step.num_sequences + pad, width), np.int32)
-        tables[: step.num_sequences, : step.block_tables.shape[1]] = step.block_tables
-    starts = step.query_starts
-    if pad:
-        starts = np.concatenate([starts, starts[-1] + 1 + np.arange(pad, dtype=np.int32)])
-    arrays = [
-        _padded(step.positions, pad, 0),
-        _padded(step.slots, pad, PADDING_SLOT),
-        starts,
-        _padded(step.context_lens, pad, 1),
-        tables.reshape(-1),
-    ]
-    if token_ids is not None:
-        arrays.append(_padded(token_ids, pad, 0))
-    return arrays
-
-
-def metadata(
-    packed: Tensor, sizes: Sequence[int], num_decodes: int
-) -> tuple[AttentionMetadata, Tensor | None]:
-    """Views of a packed buffer that begins with `step_arrays` of these sizes; ids too, where there are any."""
-    views = []
-    at = 0
-    for size in sizes:
-        views.append(packed[at : at + size])
-        at += size
-    positions, slots, starts, lens, tables, *ids = views
-    meta = AttentionMetadata(
-        positions=positions,
-        slots=slots,
-        query_starts=starts,
-        context_lens=lens,
-        block_tables=tables.view(len(lens), -1),
-        num_decodes=num_decodes,
-        max_query_len=1,
-        max_context_len=1,
-    )
-    return meta, (ids[0] if ids else None)
-
-
-def _padded(values: NDArray[np.int32], count: int, value: int) -> NDArray[np.int32]:
-    return np.concatenate([values, np.full(count, value, np.int32)]) if count else values
-
-
-def _pad_rows(hidden: Tensor, num_rows: int) -> Tensor:
-    padded = hidden.new_zeros(num_rows, hidden.shape[1])
-    padded[: len(hidden)] = hidden
-    return padded
