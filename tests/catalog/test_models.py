@@ -32,6 +32,9 @@ MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
         ("Mixtral-8x22B", 140.6, 39.2),
         ("Qwen3-32B", 32.76, 32.76),
         ("Qwen3-30B-A3B", 30.53, 3.35),
+        ("Qwen3-235B-A22B", 235.09, 22.19),
+        ("Llama-2-70B", 68.98, 68.98),
+        ("Llama-2-7B", 6.74, 6.74),
     ],
 )
 def test_totals_are_the_published_ones(name, billions, active):
@@ -173,7 +176,7 @@ def test_lookup_by_name_forgives_case_organisation_and_instruct():
     spec = builtin_models()["Llama-3.1-70B"]
     assert builtin_model("meta-llama/llama-3.1-70b") is spec
     assert builtin_model("Llama-3.1-70B-Instruct") is spec
-    with pytest.raises(ConfigError, match=r"neither a folder .* one of Llama-3\.1-405B"):
+    with pytest.raises(ConfigError, match=r"neither a folder .* one of Llama-2-70B"):
         builtin_model("Llama-9")
 
 
@@ -192,3 +195,22 @@ def test_load_from_folder_file_and_catalogue(tmp_path):
     with pytest.raises(ConfigError, match="not JSON"):
         load_model_spec(str(folder))
     assert load_model_spec("Mixtral-8x7B").num_experts == 8
+
+
+def test_models_that_can_only_be_planned():
+    from bimetal.catalog.planned_models import planned_model
+
+    gpt_oss = planned_model("openai/gpt-oss-120b")
+    assert gpt_oss.num_params / 1e9 == pytest.approx(116.8, abs=0.05)
+    assert gpt_oss.num_active_params / 1e9 == pytest.approx(
+        5.1 + 0.58, abs=0.05
+    )  # published without the embedding
+    deepseek = planned_model("DeepSeek-R1")
+    assert deepseek.num_params / 1e9 == pytest.approx(671, abs=0.5)
+    assert deepseek.num_active_params / 1e9 == pytest.approx(37.5, abs=0.2)
+    assert deepseek.kv_bytes_per_token() == 61 * (512 + 64) * 2
+    assert planned_model("Llama-3.1-8B") is builtin_model("Llama-3.1-8B")
+    with pytest.raises(ConfigError, match="gpt-oss-120b, DeepSeek-R1"):
+        planned_model("Llama-9")
+    with pytest.raises(ConfigError, match="in the catalogue"):
+        builtin_model("gpt-oss-120b")

@@ -1,10 +1,11 @@
-"""The roofline by hand, and its limits."""
+"""The equations by hand on a CPU, where every coefficient is 1, and their limits on GPUs."""
 
 import pytest
 
 from bimetal.catalog.hardware import cpu_spec, find_gpu
 from bimetal.catalog.models import builtin_model
-from bimetal.perf.step_time import StageShape, decode_step, distinct_experts
+from bimetal.perf.equations import ROOFLINE_POWER
+from bimetal.perf.step_time import StageShape, decode_step, decode_steps
 
 DEVICE = cpu_spec(memory_bytes=1e12, memory_bytes_per_s=1e12, flops_per_s=1e15)
 MODEL = builtin_model("Llama-3.1-8B")
@@ -15,25 +16,46 @@ def test_by_hand():
     layers = 16 * MODEL.layer_params(0)
     assert step.weights_s == pytest.approx(layers * 2 / 1e12)
     assert step.kv_s == pytest.approx(4 * 1000 * 16 * 4096 / 1e12)
-    assert step.compute_s == pytest.approx((2 * layers * 4 + 4 * 4096 * 16 * 4000) / 1e15)
+    assert step.compute_s == pytest.approx(2 * layers * 4 / 1e15)
     assert step.network_s == 0
     assert step.binds == "weights"
-    assert step.step_s == step.weights_s + step.kv_s
+    p = ROOFLINE_POWER
+    expected = (step.weights_s**p + step.compute_s**p) ** (1 / p) + step.kv_s
+    assert step.step_s == pytest.approx(expected, rel=1e-3)
+
+
+def test_float32_moves_twice_the_bytes():
+    narrow = decode_step(StageShape(MODEL, 16, 32, DEVICE, dtype="bfloat16"), 4, 1000)
+    wide = decode_step(StageShape(MODEL, 16, 32, DEVICE, dtype="float32"), 4, 1000)
+    assert wide.weights_s == pytest.approx(2 * narrow.weights_s)
+    assert wide.kv_s == pytest.approx(2 * narrow.kv_s)
 
 
 def test_the_head_is_read_and_the_embedding_is_not():
-    first = decode_step(StageShape(MODEL, 0, 16, DEVICE), 1, 0)
-    last = decode_step(StageShape(MODEL, 16, 32, DEVICE), 1, 0)
-    assert last.weights_s - first.weights_s == pytest.approx((MODEL.embedding_params + 4096) * 2 / 1e12)
+    first = decode_step(StageShape(MODEL, 0, 16, DEVICE), 1, 1)
+    last = decode_step(StageShape(MODEL, 16, 32, DEVICE), 1, 1)
+    assert last.weights_s - first.weights_s == pytest.approx(MODEL.embedding_params * 2 / 1e12)
 
 
 def test_what_binds_changes_with_the_load():
     shape = StageShape(MODEL, 0, 32, find_gpu("H100"))
     assert decode_step(shape, 1, 100).binds == "weights"
     assert decode_step(shape, 256, 8000).binds == "kv cache"
-    assert decode_step(shape, 4096, 1).binds == "compute"
+    assert decode_step(shape, 8192, 1).binds in ("compute", "overhead")
+    assert decode_step(shape, 8192, 1).compute_s > decode_step(shape, 8192, 1).weights_s
     crowded = StageShape(builtin_model("Llama-3.1-70B"), 0, 80, find_gpu("MI300X"), tensor_parallel=2)
     assert decode_step(crowded, 2000, 1).network_s > 0
+
+
+def test_halves_add_up_to_the_whole_but_for_the_step_itself():
+    """Layers cost the same wherever they are; a stage more costs one more step's fixed part."""
+    gpu = find_gpu("MI300X")
+    model = builtin_model("Llama-3.1-70B")
+    whole = decode_step(StageShape(model, 0, 80, gpu), 16, 1000)
+    halves = decode_steps([StageShape(model, 0, 40, gpu), StageShape(model, 40, 80, gpu)], 16, 1000)
+    assert sum(h.weights_s for h in halves) == pytest.approx(whole.weights_s)
+    assert sum(h.kv_s for h in halves) == pytest.approx(whole.kv_s)
+    assert whole.step_s < sum(h.step_s for h in halves) < whole.step_s + 2e-3
 
 
 def test_more_ranks_than_kv_heads_copy_the_cache():
@@ -43,8 +65,9 @@ def test_more_ranks_than_kv_heads_copy_the_cache():
 
 
 def test_experts_read_grow_from_the_chosen_to_all():
-    assert distinct_experts(8, 2, 1) == pytest.approx(2)
-    assert distinct_experts(8, 2, 2) == pytest.approx(3.5)
-    assert distinct_experts(128, 8, 10_000) == pytest.approx(128)
-    shape = StageShape(builtin_model("Mixtral-8x7B"), 0, 32, DEVICE)
-    assert decode_step(shape, 1, 0).weights_s < decode_step(shape, 64, 0).weights_s / 2
+    model = builtin_model("Mixtral-8x7B")
+    shape = StageShape(model, 0, 32, DEVICE)
+    one = decode_step(shape, 1, 1).weights_s
+    many = decode_step(shape, 4096, 1).weights_s
+    assert one * 1e12 / 2 == pytest.approx(model.num_active_params - model.embedding_params, rel=1e-3)
+    assert many * 1e12 / 2 == pytest.approx(model.num_params - model.embedding_params, rel=1e-3)

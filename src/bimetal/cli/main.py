@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "Split a model over the GPUs of a fleet file and write the plan.",
     "doctor": "Check every node of a fleet before anything loads.",
     "bench": "Measure throughput and latency of a placement, offline.",
+    "perf": "Fit the performance model, and hold it to measurements.",
     "stage": "Run one stage by hand on this host and wait for a driver.",
 }
 

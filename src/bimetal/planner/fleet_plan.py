@@ -6,7 +6,7 @@ fleet that does not fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -17,11 +17,12 @@ from bimetal.catalog.fleet import Fleet, Node
 from bimetal.catalog.hardware import GpuSpec
 from bimetal.catalog.models import ModelSpec
 from bimetal.errors import ConfigError, InfeasibleError
-from bimetal.perf.step_time import ACTIVATION_BYTES, StageShape, decode_step
+from bimetal.perf.step_time import ACTIVATION_BYTES, StageShape, decode_step, decode_steps
 from bimetal.plan import Plan, Replica, Stage, StagePrediction
 from bimetal.planner.split import Costs, Split, best_split, least_overflow, round_s, worst_overflow
 from bimetal.units import DTYPE_BYTES, format_bytes
 
+Ranges = Sequence[tuple[int, int]]
 ID_BYTES = 8
 USED_FIELDS = ("memory_bytes", "memory_bytes_per_s", "bf16_flops_per_s", "fp8_flops_per_s", "fp4_flops_per_s")
 MICRO_BATCHES_PER_STAGE = 2
@@ -138,11 +139,11 @@ class Chain:
 
     @cached_property
     def _weight_bytes(self) -> Costs:
-        return self._table(lambda stage, start, end: self.shape(stage, start, end).weight_bytes)
+        return self._table(lambda i, ranges: [self.shape(i, a, b).weight_bytes for a, b in ranges])
 
     @cached_property
     def _kv_bytes_per_token(self) -> Costs:
-        return self._table(lambda stage, start, end: self.shape(stage, start, end).kv_bytes_per_token)
+        return self._table(lambda i, ranges: [self.shape(i, a, b).kv_bytes_per_token for a, b in ranges])
 
     def missing_for(self, kv_tokens: int) -> Costs:
         """[stage, start, end]: bytes that the weights and so many tokens of KV cache lack; inf where end <= start."""
@@ -160,8 +161,9 @@ class Chain:
         limits = self.fleet.limits
         size = limits.planned_concurrency / num_micro_batches
 
-        def seconds(stage: int, start: int, end: int) -> float:
-            return decode_step(self.shape(stage, start, end), size, limits.planned_context).step_s
+        def seconds(stage: int, ranges: Ranges) -> list[float]:
+            shapes = [self.shape(stage, start, end) for start, end in ranges]
+            return [step.step_s for step in decode_steps(shapes, size, limits.planned_context)]
 
         return np.where(self.missing <= 0, self._table(seconds), np.inf)
 
@@ -219,12 +221,12 @@ class Chain:
             ),
         )
 
-    def _table(self, value: Callable[[int, int, int], float]) -> Costs:
-        """[stage, start, end] of `value`, reckoned once per node and class of ranges."""
+    def _table(self, values_of: Callable[[int, Ranges], Sequence[float]]) -> Costs:
+        """[stage, start, end] of the values of ranges on a stage, reckoned once per node and class of ranges."""
         by_node: dict[str, Costs] = {}
         for stage, slot in enumerate(self.slots):
             if slot.node.name not in by_node:
-                values = [value(stage, start, end) for start, end in self._classes.examples]
+                values = values_of(stage, self._classes.examples)
                 by_node[slot.node.name] = np.array([*values, np.inf])[self._classes.index]
         return np.stack([by_node[slot.node.name] for slot in self.slots])
 

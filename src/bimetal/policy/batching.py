@@ -22,8 +22,8 @@ def round_s(
     A round ends when the slowest stage has run all K, but no sooner than one micro-batch has been through every stage
     and hop: max(K * max_i t_i(N/K), sum_i t_i(N/K) + P * hop). One stage alone has no hop.
 
-    >>> round_s(8, 2, [lambda n: 0.010, lambda n: 0.008], 0.001)
-    0.02
+    >>> round_s(8, 2, [lambda n: 0.5, lambda n: 0.25], 0.125)
+    1.0
     """
     size = -(-num_requests // num_micro_batches)
     times = [time(size) for time in stage_times]

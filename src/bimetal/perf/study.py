@@ -1,0 +1,140 @@
+"""The whole study: fit, leave rows out, widen or narrow intervals until they cover, write down what was found.
+
+Owns which rows take part and which are scored apart. Needs scipy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from bimetal.perf.calibration import NUM_DRAWS, Calibration, save_calibration
+from bimetal.perf.crossval import Held, gpu_folds, gpu_model_folds, hold_out, shape_folds
+from bimetal.perf.fit import Fit, FitProblem
+from bimetal.perf.measurements import Measurement, MeasurementSet
+from bimetal.perf.observations import TARGETS, Target, observe
+from bimetal.perf.report import accuracy_report
+from bimetal.perf.scores import Scored
+from bimetal.perf.validate import label
+
+APART = ("DeepSeek-R1",)
+COVERED_RATIO = 0.9
+FIT_ROUNDS = 4
+SEED = 20260101
+RESIDUALS_FILE = "residuals.csv"
+
+IntervalScale = dict[str, dict[Target, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What a fit and its cross-validation found."""
+
+    calibration: Calibration
+    report: str
+    residuals: str
+    """CSV: every observation as measured, as fitted, and as predicted without its shape."""
+
+
+def takes_part(m: Measurement) -> bool:
+    """Split prefill is another system, and the power-capped rows differ from uncapped ones by a constant factor only."""
+    return not m.disaggregated and not m.power_capped
+
+
+def run_study(rows: MeasurementSet, date: str, progress: Callable[[str], None]) -> Study:
+    """Minutes of computing; `progress` gets a line now and then."""
+    problem = FitProblem(observe([m for m in rows.measurements if takes_part(m)]))
+    progress(f"fitting {len(problem.design.effects)} effects to {len(problem.observations)} observations")
+    fit = problem.fit(rounds=FIT_ROUNDS)
+    shape = hold_out(problem, shape_folds(problem), fit, lambda text: progress(f"by shape, {text}"))
+    scale = interval_scale(shape)
+    calibration = to_calibration(problem, fit, scale, date)
+    progress("by GPU and model, by GPU")
+    gpu_model = hold_out(
+        problem, gpu_model_folds(problem), fit, lambda text: progress(f"by GPU and model, {text}")
+    )
+    gpu = hold_out(problem, gpu_folds(problem), fit, lambda text: progress(f"by GPU, {text}"))
+    scored = to_scored(shape, scale)
+    report = accuracy_report(
+        rows,
+        calibration,
+        [s for s in scored if s.model not in APART],
+        [s for s in to_scored(gpu_model, scale) if s.model not in APART],
+        [s for s in to_scored(gpu, scale) if s.model not in APART],
+        [s for s in scored if s.model in APART],
+    )
+    return Study(calibration, report, _residuals(problem, fit, shape))
+
+
+def interval_scale(held: Sequence[Held]) -> IntervalScale:
+    """By vendor and target: the factor with which the intervals cover 90% of what was held out."""
+    ratios: dict[tuple[str, Target], list[float]] = {}
+    for h in held:
+        query = h.observation.query
+        ratio = abs(np.log(h.predicted / h.observation.value)) / h.half_width
+        ratios.setdefault((query.point.gpu.vendor, query.target), []).append(float(ratio))
+    scale: IntervalScale = {}
+    for (vendor, target), values in ratios.items():
+        scale.setdefault(vendor, {})[target] = round(float(np.quantile(values, COVERED_RATIO)), 3)
+    return scale
+
+
+def to_scored(held: Sequence[Held], scale: IntervalScale) -> list[Scored]:
+    """With scaled intervals."""
+    scored = []
+    for h in held:
+        query = h.observation.query
+        half = h.half_width * scale.get(query.point.gpu.vendor, {}).get(query.target, 1.0)
+        low, high = h.predicted * np.exp(-half), h.predicted * np.exp(half)
+        scored.append(label(h.observation, h.predicted, float(low), float(high)))
+    return scored
+
+
+def to_calibration(problem: FitProblem, fit: Fit, scale: IntervalScale, date: str) -> Calibration:
+    """Effects that observations say something of, with joint draws from their posterior."""
+    active = fit.active
+    normal = np.random.default_rng(SEED).standard_normal((len(active), NUM_DRAWS))
+    draws = solve_triangular(fit.precision_root, normal).T
+    effects = {problem.design.effects[i]: float(fit.effects[i]) for i in active}
+    column = {effect: n for n, effect in enumerate(effects)}
+    nested = sorted(effects, key=lambda e: (e.term, e.level, e.key))  # the order of the file, which is a tree
+    rows_of_gpu: dict[str, int] = {}
+    for o in problem.observations:
+        name = o.query.point.gpu.name
+        rows_of_gpu[name] = rows_of_gpu.get(name, 0) + 1
+    return Calibration(
+        date=date,
+        num_rows={t: int((problem.targets == t).sum()) for t in TARGETS},
+        rows_of_gpu=rows_of_gpu,
+        noise={t: fit.noise[t] for t in TARGETS},
+        interval_scale=scale,
+        widths={
+            (e.term, e.level): float(fit.sds[i]) for i, e in enumerate(problem.design.effects) if e.level
+        },
+        effects={effect: effects[effect] for effect in nested},
+        draws=draws[:, [column[effect] for effect in nested]],
+    )
+
+
+def _residuals(problem: FitProblem, fit: Fit, shape: Sequence[Held]) -> str:
+    fitted = np.exp(problem.predict(fit.effects))
+    held = {id(h.observation): h.predicted for h in shape}
+    lines = ["row,target,measured,fitted,held_out"]
+    for observation, value in zip(problem.observations, fitted, strict=True):
+        out = held.get(id(observation))
+        numbers = f"{observation.value:.5g},{value:.5g},{'' if out is None else f'{out:.5g}'}"
+        lines.append(f"{observation.measurement.row},{observation.query.target},{numbers}")
+    return "\n".join(lines) + "\n"
+
+
+def save_study(study: Study, folder: Path, report: Path | None) -> None:
+    """Coefficients, draws and residuals into `folder`; the report where asked."""
+    save_calibration(study.calibration, folder)
+    (folder / RESIDUALS_FILE).write_text(study.residuals, encoding="utf-8")
+    if report is not None:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(study.report, encoding="utf-8")

@@ -1,0 +1,119 @@
+"""The fit recovers what made the data, borrows where it must, and never looks at what is held out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+
+from bimetal.catalog.hardware import find_gpu
+from bimetal.catalog.planned_models import planned_model
+from bimetal.perf.crossval import gpu_folds, hold_out, shape_folds
+from bimetal.perf.fit import FitProblem
+from bimetal.perf.measurements import Measurement
+from bimetal.perf.observations import Observation, Predictor, Query
+from bimetal.perf.point import ServingPoint
+from bimetal.perf.study import interval_scale, to_calibration, to_scored
+
+
+def point(gpu="H100", model="Llama-3.1-70B", ranks=2, inputs=1000.0, outputs=500.0, c=8.0):
+    return ServingPoint(
+        gpu=find_gpu(gpu),
+        model=planned_model(model),
+        engine="vllm",
+        weight_format="float8",
+        kv_bytes=2.0,
+        tensor_parallel=ranks,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        regime="closed-loop",
+        concurrency=c,
+        setting="here",
+    )
+
+
+def measurement(p):
+    return Measurement("1", p, p.tensor_parallel, None, None, None, False, False, False, False, ())
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Numbers made by the equations with known effects and 3% noise."""
+    points = [
+        point(g, m, t, i, o, c)
+        for g in ("H100", "H200", "MI300X")
+        for m in ("Llama-3.1-70B", "Llama-3.1-8B")
+        for t in (2, 4)
+        for i, o in ((1000.0, 500.0), (4000.0, 500.0), (500.0, 2000.0))
+        for c in (1.0, 8.0, 64.0)
+    ]
+    queries = [Query(p, t) for p in points for t in ("tpot", "ttft")]
+    blank = FitProblem([Observation(measurement(q.point), q, 1.0) for q in queries])
+    rng = np.random.default_rng(7)
+    truth = blank.design.prior_means + rng.normal(0, 0.2, len(blank.design.effects))
+    values = np.exp(Predictor(queries).log_predict(blank.sums(truth)) + rng.normal(0, 0.03, len(queries)))
+    made = FitProblem(
+        [Observation(measurement(q.point), q, float(v)) for q, v in zip(queries, values, strict=True)]
+    )
+    return made, made.fit(rounds=3)
+
+
+def test_the_noise_is_found(problem):
+    made, fit = problem
+    errors = np.exp(made.predict(fit.effects) - made.log_values) - 1
+    assert np.median(np.abs(errors[made.targets == "tpot"])) < 0.03
+    assert 0.01 < fit.noise["tpot"] < 0.05
+
+
+def test_shapes_left_out_are_predicted_and_covered(problem):
+    made, fit = problem
+    held = hold_out(made, shape_folds(made, 6), fit)
+    assert len(held) == len(made.observations)
+    tpot = [h for h in held if h.observation.query.target == "tpot"]
+    assert np.median([abs(h.error_ratio) for h in tpot]) < 0.06
+    scored = to_scored(held, interval_scale(held))
+    assert np.mean([s.is_covered for s in scored]) == pytest.approx(0.9, abs=0.03)
+
+
+def test_what_is_held_out_does_not_reach_its_own_prediction(problem):
+    """Ruining one GPU's numbers changes nothing of what is predicted for it without them."""
+    made, fit = problem
+    folds = gpu_folds(made, least_rows=1)
+    h100 = [o.query.point.gpu.name.startswith("H100") for o in made.observations]
+    ruined = FitProblem(
+        [
+            replace(o, value=o.value * 5) if is_h100 else o
+            for o, is_h100 in zip(made.observations, h100, strict=True)
+        ]
+    )
+    fold = folds[h100.index(True)]
+    only = [f if f == fold else -1 for f in folds]
+    clean, dirty = hold_out(made, only, fit), hold_out(ruined, only, fit)
+    assert [h.predicted for h in clean] == pytest.approx([h.predicted for h in dirty], rel=1e-9)
+
+
+def test_a_fold_takes_whole_groups(problem):
+    made, _ = problem
+    fold_of_group = {}
+    for o, fold in zip(made.observations, shape_folds(made), strict=True):
+        assert fold_of_group.setdefault(o.measurement.group, fold) == fold
+    assert len(set(fold_of_group.values())) == 20
+
+
+def test_a_wrong_row_does_not_bend_the_rest(problem):
+    made, fit = problem
+    broken = list(made.observations)
+    broken[0] = replace(broken[0], value=broken[0].value / 10)
+    bent = FitProblem(broken).fit(rounds=3)
+    change = np.abs(FitProblem(broken).predict(bent.effects) - made.predict(fit.effects))
+    assert np.median(change) < 0.01
+
+
+def test_draws_spread_as_the_posterior_does(problem):
+    made, fit = problem
+    calibration = to_calibration(made, fit, {}, "2026-01-01")
+    covariance = np.linalg.inv(fit.precision_root.T @ fit.precision_root)
+    spread = np.sqrt(np.trace(covariance))
+    assert np.sqrt((calibration.draws.std(axis=0) ** 2).sum()) == pytest.approx(spread, rel=0.1)
+    assert set(calibration.rows_of_gpu) == {"H100-SXM-80GB", "H200-SXM-141GB", "MI300X"}
