@@ -79,10 +79,11 @@ def resolve_plan(file: Path | None, flags: dict[str, Any]) -> Plan:
             raise ConfigError(
                 f"--{name.replace('_', '-')} goes with --model: {file} already says how layers are split"
             )
-    return _with_threads(_plan_of_file(file), flags["num_threads"])
+    return _with_threads(plan_of_file(file), flags["num_threads"])
 
 
-def _plan_of_file(file: Path) -> Plan:
+def plan_of_file(file: Path, quiet: bool = False) -> Plan:
+    """A plan as it is; a fleet is planned first, and the plan shown unless `quiet`."""
     import yaml
 
     from bimetal.errors import ConfigError
@@ -100,7 +101,8 @@ def _plan_of_file(file: Path) -> Plan:
         from bimetal.planner.fleet_plan import plan_fleet
 
         plan = plan_fleet(load_fleet(file))
-        print_plan(plan)
+        if not quiet:
+            print_plan(plan)
         return plan
     if isinstance(document, dict) and "replicas" in document:
         return load_plan(file)
