@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bimetal.errors import ConfigError
-from bimetal.perf.hierarchy import PRIORS, Design, Effect, build_design
+from bimetal.perf.hierarchy import PRIORS, Design, Effect, build_design, level_keys
 from bimetal.perf.observations import Predictor, Query, Target
 from bimetal.perf.point import ServingPoint
 from bimetal.perf.work import Array
@@ -70,15 +70,25 @@ class Calibration:
     def _known(self) -> tuple[tuple[Effect, ...], Array]:
         return tuple(self.effects), np.array(list(self.effects.values()))
 
-    def sums(self, points: Sequence[ServingPoint], draw: int | None = None) -> dict[str, Array]:
-        """Each term's sum of effects for each point; of draw `draw`, or the most likely ones."""
-        known, _ = self._known
-        design = build_design(points, known)
-        return _add_up(design, self._all_effects(design)[draw if draw is not None else -1])
+    @cached_property
+    def _memo(self) -> dict[tuple[tuple[str, ...], int | None], dict[str, float]]:
+        return {}
 
     def coefficients(self, points: Sequence[ServingPoint], draw: int | None = None) -> dict[str, Array]:
-        """Each term's coefficient for each point."""
-        return {term: PRIORS[term].value(total) for term, total in self.sums(points, draw).items()}
+        """Each term's coefficient for each point; of draw `draw`, or the most likely ones."""
+        found = []
+        for point in points:
+            key = level_keys(point)
+            if (key, draw) not in self._memo:
+                self._memo[key, draw] = self._coefficients_of(point, draw)
+            found.append(self._memo[key, draw])
+        return {term: np.array([c[term] for c in found]) for term in PRIORS}
+
+    def _coefficients_of(self, point: ServingPoint, draw: int | None) -> dict[str, float]:
+        known, _ = self._known
+        design = build_design([point], known)
+        sums = _add_up(design, self._all_effects(design)[-1 if draw is None else draw])
+        return {term: float(PRIORS[term].value(total)[0]) for term, total in sums.items()}
 
     def predict(self, queries: Sequence[Query]) -> list[Prediction]:
         """In the order of `queries`; seconds or tokens per second."""

@@ -35,6 +35,11 @@ LEVELS: dict[str, Callable[[ServingPoint], str]] = {
 }
 
 
+def level_keys(point: ServingPoint) -> tuple[str, ...]:
+    """Points with equal keys have equal coefficients."""
+    return tuple(key(point) for key in LEVELS.values())
+
+
 def _proportion(p: ServingPoint) -> str:
     """Settings tune an engine for a kind of traffic: streaming interval, chunk size, place for prefill."""
     if p.input_tokens > 4 * p.output_tokens:
