@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import pytest
 
 HERE = Path(__file__).parent
 
@@ -120,3 +121,47 @@ def server_starter(checkpoint: Path, folder: Path) -> Iterator[StartServer]:
                     server.process.wait(8)
             server.process.kill()
             server.process.communicate()
+
+
+def demo_model() -> Path:
+    """The converted demo model; the test is skipped where nobody made it, and fails where it was promised."""
+    promised = os.environ.get("BIMETAL_DEMO_MODEL")
+    if promised is not None:
+        path = Path(promised).resolve()
+        assert (path / "config.json").is_file(), (
+            f"BIMETAL_DEMO_MODEL is {promised}, which holds no config.json"
+        )
+        return path
+    path = HERE.parent.parent / ".demo" / "SmolLM2-135M-Instruct"
+    if not (path / "config.json").is_file():
+        pytest.skip("the demo model is not converted: run `make model`")
+    return path
+
+
+@contextlib.contextmanager
+def serve_demo(*flags: str) -> Iterator[RunningServer]:
+    """`bimetal serve` on the demo model over two uneven CPU stages."""
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "bimetal.cli.main",
+        "serve",
+        "--model",
+        str(demo_model()),
+        "--layers",
+        "18,12",
+    ]
+    command += ["--num-threads", "1", "--port", str(port), "--max-model-len", "2048", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    server = RunningServer(f"http://127.0.0.1:{port}", process, Path("/nonexistent"))
+    try:
+        server.wait_until_ready(240)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(8)
+        finally:
+            process.kill()
+            process.communicate()

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from bimetal.gateway.fields import (
+    INTEGRAL,
     MAX_INT,
     MAX_LOGPROBS,
     Declined,
     Ignored,
-    Int,
     StrictModel,
 )
 from bimetal.gateway.protocol import GenerationFields
@@ -101,10 +101,10 @@ class ToolChoice(StrictModel):
 
 class ChatRequest(GenerationFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
-    max_completion_tokens: Annotated[Int, Field(ge=1, le=MAX_INT)] | None = None
-    max_tokens: Annotated[Int, Field(ge=1, le=MAX_INT)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT), INTEGRAL] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT), INTEGRAL] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None

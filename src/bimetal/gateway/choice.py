@@ -79,7 +79,7 @@ class ChoiceText:
         if match is not None:
             self.finish_reason, self.stopped_by_string = "stop", output.finish_reason is None
             kept = self._stop.num_released
-            tokens = tuple(scored for _, scored in self._pending if scored.offset < kept)
+            tokens = tuple(scored for end, scored in self._pending if scored.offset < kept or end <= kept)
             self._pending.clear()
             return Delta(text, tokens, "stop", match.stop)
         if output.finish_reason is None:

@@ -27,7 +27,7 @@ MAX_DEADLINE_S = 86_400.0
 
 
 class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 def _integral(value: Any) -> Any:
@@ -35,7 +35,7 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-Int = Annotated[int, BeforeValidator(_integral)]
+INTEGRAL = BeforeValidator(_integral)
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Deadline = Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)]

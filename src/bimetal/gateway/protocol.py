@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, StringConstraints
 
 from bimetal.gateway.fields import (
+    INTEGRAL,
     MAX_CHOICES,
     MAX_INT,
     MAX_LOGPROBS,
@@ -17,7 +18,6 @@ from bimetal.gateway.fields import (
     Deadline,
     Declined,
     Ignored,
-    Int,
     StopString,
     StrictModel,
     TokenId,
@@ -53,8 +53,14 @@ class JsonSchemaFormat(StrictModel):
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-Choices = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1)]], Field(min_length=1, max_length=1024)
+Text = Annotated[str, StringConstraints(min_length=1)]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=1024)]
+LogitBias = Annotated[
+    dict[
+        Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")],
+        Annotated[float, Field(ge=-100, le=100)],
+    ],
+    Field(json_schema_extra={"additionalProperties": False}),
 ]
 
 
@@ -73,24 +79,18 @@ class GenerationFields(StrictModel):
     """What both endpoints take."""
 
     model: str
-    max_tokens: Annotated[Int, Field(ge=0, le=MAX_INT)] | None = None
-    min_tokens: Annotated[Int, Field(ge=0, le=MAX_INT)] | None = None
-    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT), INTEGRAL] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT), INTEGRAL] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Int, Field(ge=-1, le=MAX_INT)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT), INTEGRAL] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), INTEGRAL] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: (
-        dict[
-            Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")],
-            Annotated[float, Field(ge=-100, le=100)],
-        ]
-        | None
-    ) = None
+    logit_bias: LogitBias | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     include_stop_str_in_output: bool | None = None
@@ -129,14 +129,14 @@ class GenerationFields(StrictModel):
 
 class CompletionRequest(GenerationFields):
     prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=2048)]
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
         | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
     )
-    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), INTEGRAL] | None = None
     echo: bool | None = None
-    best_of: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), INTEGRAL] | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer's own first token (BOS) is put before text prompts; it is, unless false."""
     suffix: Annotated[Any, Declined("text is only continued, not filled in", ("",))] = None
