@@ -9,14 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.engine.checkpoints import make_checkpoint
+from tests.engine.serving import SECRET, greedy_params, run_all, threaded_engine, tokens_of
 
 from bimetal.engine.driver.driver import Driver
 from bimetal.engine.link.tcp import Connection, connect
 from bimetal.engine.wire.api import Generate
-from bimetal.engine.wire.frame import HEADER_BYTES, MAX_HELLO_BYTES, WIRE_VERSION, Header, Kind, pack_json, unpack_json
+from bimetal.engine.wire.frame import (
+    HEADER_BYTES,
+    MAX_HELLO_BYTES,
+    WIRE_VERSION,
+    Header,
+    Kind,
+    pack_json,
+    unpack_json,
+)
 from bimetal.errors import LinkError
-from tests.engine.checkpoints import make_checkpoint
-from tests.engine.serving import SECRET, greedy_params, run_all, threaded_engine, tokens_of
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,16 @@ def steps(draw: st.DrawFn) -> Step:
     def floats(n: int) -> np.ndarray:
         return rng.standard_normal(n).astype(np.float32)
 
-    sampling = SamplingRows(floats(r), floats(r), ints(r), floats(r), floats(r)) if draw(st.booleans()) else None
+    sampling = (
+        SamplingRows(floats(r), floats(r), ints(r), floats(r), floats(r)) if draw(st.booleans()) else None
+    )
     penalties = bias = None
     if draw(st.booleans()):
         counts = rng.integers(0, 4, r)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        penalties = PenaltyRows(floats(r), floats(r), floats(r), ints(r), ints(r), starts, ints(int(starts[-1])))
+        penalties = PenaltyRows(
+            floats(r), floats(r), floats(r), ints(r), ints(r), starts, ints(int(starts[-1]))
+        )
     if draw(st.booleans()):
         m = draw(st.integers(0, 6))
         bias = BiasEntries(ints(m), ints(m), floats(m))
@@ -123,7 +127,10 @@ def test_headers_come_back_equal(kind: Kind, num_bytes: int, step: int, micro_ba
     ("change", "says"),
     [
         (lambda h: b"HTTP" + h[4:], "does not speak bimetal"),
-        (lambda h: h[:4] + bytes([WIRE_VERSION + 1]) + h[5:], f"version {WIRE_VERSION + 1}, this process version"),
+        (
+            lambda h: h[:4] + bytes([WIRE_VERSION + 1]) + h[5:],
+            f"version {WIRE_VERSION + 1}, this process version",
+        ),
         (lambda h: h[:5] + b"\xff" + h[6:], "unknown kind 255"),
         (lambda h: Header(Kind.STEP, 101).pack(), "101 bytes, the limit here is 100"),
     ],
@@ -161,9 +168,17 @@ def test_handshake_needs_the_same_secret_both_ways() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        api.Generate("a", (1, 2), api.SamplingParams(logit_bias={3: -1.5}, stop_token_ids=(4,), seed=7), deadline_s=2.5),
+        api.Generate(
+            "a", (1, 2), api.SamplingParams(logit_bias={3: -1.5}, stop_token_ids=(4,), seed=7), deadline_s=2.5
+        ),
         api.Abort(("a", "b")),
-        api.Outputs((api.Output("a", (5,), (api.TokenLogprob(-0.5, 1, (5, 6), (-0.5, -1.0)),), finish_reason="length"),)),
+        api.Outputs(
+            (
+                api.Output(
+                    "a", (5,), (api.TokenLogprob(-0.5, 1, (5, 6), (-0.5, -1.0)),), finish_reason="length"
+                ),
+            )
+        ),
         api.Ready("m", "/m", 10, 20, 3, 4, 5, (1,), ({"node": "n"},)),
         api.EngineStats(1, 2, 0.5, 0, 0, 0, 0, 0, 0, 1, (0.5, 0.25)),
         api.Loading(0, 1, 2),
@@ -178,6 +193,8 @@ def test_api_messages_come_back_equal(message: api.Message) -> None:
 
 def test_api_names_the_field_at_fault() -> None:
     with pytest.raises(LinkError, match=r"GENERATE\.sampling\.max_tokens"):
-        api.decode(Kind.GENERATE, b'{"request_id": "a", "prompt_token_ids": [1], "sampling": {"max_tokens": "x"}}')
+        api.decode(
+            Kind.GENERATE, b'{"request_id": "a", "prompt_token_ids": [1], "sampling": {"max_tokens": "x"}}'
+        )
     with pytest.raises(LinkError, match="not JSON"):
         api.decode(Kind.ABORT, b"\xff\xfe")
