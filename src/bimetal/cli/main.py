@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "Check every node of a fleet before anything loads.",
     "bench": "Measure throughput and latency of a placement, offline.",
     "perf": "Fit the performance model, and hold it to measurements.",
+    "simulate": "Run a trace through a plan on modelled time.",
     "stage": "Run one stage by hand on this host and wait for a driver.",
 }
 

@@ -16,6 +16,7 @@ from bimetal.catalog.hardware import GpuSpec
 from bimetal.catalog.models import ModelSpec
 from bimetal.perf.calibration import Calibration, published_calibration
 from bimetal.perf.equations import SHARES, TERMS, decode_parts
+from bimetal.perf.hierarchy import PRIORS
 from bimetal.perf.point import BIMETAL, ServingPoint, WeightFormat
 from bimetal.perf.work import ACTIVATION_BYTES, Array, count_work
 from bimetal.units import DTYPE_BYTES
@@ -129,19 +130,24 @@ def decode_steps(
     """Many stages at once, which costs hardly more than one. All on GPUs or all on CPUs."""
     if not shapes:
         return []
-    points = [shape.point(num_seqs, mean_context) for shape in shapes]
-    work = count_work(points)
-    size = len(points)
-    if shapes[0].device.is_cpu:
-        coefficients: dict[str, Array] = {term: np.full(size, _PLAIN.get(term, 1.0)) for term in TERMS}
-    else:
-        coefficients = (calibration or published_calibration()).coefficients(points)
+    size = len(shapes)
+    work = count_work([shape.point(num_seqs, mean_context) for shape in shapes])
+    coefficients = coefficients_of(shapes, calibration)
     parts = decode_parts(
         work, coefficients, np.full(size, float(num_seqs)), np.full(size, float(mean_context))
     )
-    bias = coefficients.get("tpot_bias", np.ones(size))
     columns = (
         *(parts.weights_s, parts.cache_s, parts.multiply_s),
-        *(parts.network_s, parts.overhead_s, parts.step_s * bias),
+        *(parts.network_s, parts.overhead_s, parts.step_s * coefficients["tpot_bias"]),
     )
     return [StepEstimate(*(float(column[i]) for column in columns)) for i in range(size)]
+
+
+def coefficients_of(
+    shapes: Sequence[StageShape], calibration: Calibration | None = None, draw: int | None = None
+) -> dict[str, Array]:
+    """Fitted ones for GPUs, ones for CPUs; all shapes are of one or the other."""
+    if shapes[0].device.is_cpu:
+        return {term: np.full(len(shapes), _PLAIN.get(term, 1.0)) for term in PRIORS}
+    points = [shape.point(1.0, 1.0) for shape in shapes]
+    return (calibration or published_calibration()).coefficients(points, draw)

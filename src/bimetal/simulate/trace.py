@@ -1,0 +1,180 @@
+"""`Trace`: requests by arrival time, from files or from a random process.
+
+Reads the columns of Azure's, BurstGPT's and Mooncake's traces. Knows nothing of who serves them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bimetal.errors import ConfigError
+from bimetal.units import MS_PER_S
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+COLUMNS = (
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    ("Timestamp", "Request tokens", "Response tokens"),
+    ("timestamp", "input_length", "output_length"),
+)
+"""Azure's, BurstGPT's, Mooncake's (JSON lines, milliseconds)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Request i arrives at `arrival_s[i]`, counted from the first; times never go backwards."""
+
+    arrival_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
+    classes: tuple[str, ...] = ("all",)
+    class_index: Ints | None = None
+    """Into `classes`; None: all are of the first."""
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def compressed(self, factor: float) -> Trace:
+        """The same requests `factor` times as fast."""
+        if not 0 < factor < float("inf"):
+            raise ConfigError(
+                f"compression {factor} must be positive and finite: 50 makes an hour 72 seconds"
+            )
+        return Trace(
+            self.arrival_s / factor, self.input_tokens, self.output_tokens, self.classes, self.class_index
+        )
+
+    def first(self, number: int) -> Trace:
+        """The first `number` requests."""
+        index = None if self.class_index is None else self.class_index[:number]
+        return Trace(
+            self.arrival_s[:number],
+            self.input_tokens[:number],
+            self.output_tokens[:number],
+            self.classes,
+            index,
+        )
+
+
+def load_trace(path: Path) -> Trace:
+    """CSV or JSON lines; ConfigError names file, line, column and value."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}: give a trace as CSV or JSON lines") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not text (byte {error.start}): give a trace as CSV or JSON lines"
+        ) from error
+    is_json = text.lstrip().startswith("{")
+    rows = _json_rows(text, path) if is_json else list(csv.DictReader(text.splitlines()))
+    if not rows:
+        raise ConfigError(f"{path}: has no requests")
+    names = next((names for names in COLUMNS if all(name in rows[0] for name in names)), None)
+    if names is None:
+        known = " or ".join(", ".join(names) for names in COLUMNS)
+        raise ConfigError(f"{path}: has the columns {', '.join(map(str, rows[0]))}, but needs {known}")
+    first_line = 1 if is_json else 2
+    arrivals, inputs, outputs = [], [], []
+    for line, row in enumerate(rows, start=first_line):
+        where = f"{path}:{line}"
+        arrivals.append(_seconds(row[names[0]], where, names[0], milliseconds=is_json))
+        inputs.append(_tokens(row[names[1]], where, names[1]))
+        outputs.append(_tokens(row[names[2]], where, names[2]))
+        if line > first_line and arrivals[-1] < arrivals[-2]:
+            raise ConfigError(
+                f"{where}: {names[0]} {row[names[0]]!r} is earlier than the line before: sort the trace"
+            )
+    start = np.array(arrivals) - arrivals[0]
+    return Trace(start, np.array(inputs, dtype=np.int64), np.array(outputs, dtype=np.int64))
+
+
+def poisson_trace(
+    num_requests: int,
+    requests_per_s: float,
+    mean_input_tokens: float,
+    mean_output_tokens: float,
+    seed: int,
+    name: str = "all",
+) -> Trace:
+    """Independent arrivals, geometric lengths."""
+    given = {
+        "num_requests": num_requests,
+        "requests_per_s": requests_per_s,
+        "mean_input_tokens": mean_input_tokens,
+        "mean_output_tokens": mean_output_tokens,
+    }
+    for field, value in given.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{field} {value} must be positive and finite")
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / requests_per_s, num_requests))
+    inputs = rng.geometric(1 / max(1.0, mean_input_tokens), num_requests)
+    outputs = rng.geometric(1 / max(1.0, mean_output_tokens), num_requests)
+    return Trace(arrivals - arrivals[0], inputs.astype(np.int64), outputs.astype(np.int64), (name,))
+
+
+def merge(traces: Sequence[Trace]) -> Trace:
+    """All requests in order of arrival, each keeping its class."""
+    names = tuple(dict.fromkeys(name for trace in traces for name in trace.classes))
+    index = []
+    for trace in traces:
+        own = np.zeros(len(trace), dtype=np.int64) if trace.class_index is None else trace.class_index
+        index.append(np.array([names.index(name) for name in trace.classes])[own])
+    arrival = np.concatenate([trace.arrival_s for trace in traces])
+    order = np.argsort(arrival, kind="stable")
+    return Trace(
+        arrival[order],
+        np.concatenate([trace.input_tokens for trace in traces])[order],
+        np.concatenate([trace.output_tokens for trace in traces])[order],
+        names,
+        np.concatenate(index)[order],
+    )
+
+
+def _json_rows(text: str, path: Path) -> list[dict[str, object]]:
+    rows = []
+    for line, content in enumerate(text.splitlines(), start=1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}:{line}: not JSON: {error.msg}") from error
+        if not isinstance(row, dict):
+            raise ConfigError(f"{path}:{line}: expected an object, got {type(row).__name__}")
+        rows.append(row)
+    return rows
+
+
+def _seconds(value: object, where: str, name: str, *, milliseconds: bool) -> float:
+    text = str(value).strip()
+    try:
+        number = float(text) / (MS_PER_S if milliseconds else 1)
+    except ValueError:
+        try:
+            number = datetime.fromisoformat(text[:26]).timestamp()
+        except ValueError:
+            raise ConfigError(f"{where}: {name} {value!r} is neither seconds nor a date and time") from None
+    if not abs(number) < float("inf"):
+        raise ConfigError(f"{where}: {name} {value!r} is not finite")
+    return number
+
+
+def _tokens(value: object, where: str, name: str) -> int:
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise ConfigError(f"{where}: {name} {value!r} is not a number") from None
+    if not 0 <= number < 1e9:
+        raise ConfigError(f"{where}: {name} {value!r} must be between 0 and 1e9")
+    return max(1, int(number))

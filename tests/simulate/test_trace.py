@@ -1,0 +1,70 @@
+"""Three published formats, and every fault named with its line."""
+
+import numpy as np
+import pytest
+
+from bimetal.errors import ConfigError
+from bimetal.simulate.trace import load_trace, poisson_trace
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x\n45,GPT-4,1087,230,1317,x\n"
+MOONCAKE = '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0]}\n{"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": []}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "gap", "inputs", "outputs"),
+    [
+        (AZURE, 4.314579, [374, 396], [44, 109]),
+        (BURST, 40, [472, 1087], [18, 230]),
+        (MOONCAKE, 3, [6758, 7322], [500, 490]),
+    ],
+)
+def test_formats(tmp_path, text, gap, inputs, outputs):
+    path = tmp_path / "trace"
+    path.write_text(text)
+    trace = load_trace(path)
+    assert trace.arrival_s == pytest.approx([0, gap], abs=1e-5)
+    assert trace.input_tokens.tolist() == inputs
+    assert trace.output_tokens.tolist() == outputs
+    assert trace.compressed(2).arrival_s[1] == pytest.approx(gap / 2, abs=1e-5)
+    assert len(trace.first(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "has the columns a, b, but needs TIMESTAMP"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
+        (AZURE.replace("18:15:50", "18:15:40"), r":3: TIMESTAMP .* is earlier than the line before"),
+        (AZURE.replace(",396,", ",many,"), r":3: ContextTokens 'many' is not a number"),
+        (AZURE.replace(",396,", ",-3,"), r":3: ContextTokens '-3' must be between 0"),
+        (
+            AZURE.replace("2023-11-16 18:15:50.9951690", "noon"),
+            r":3: TIMESTAMP 'noon' is neither seconds nor",
+        ),
+        ('{"timestamp": 1}\n{', r":2: not JSON"),
+        ('{"timestamp": 1}\n[1]', r":2: expected an object, got list"),
+    ],
+)
+def test_faults(tmp_path, text, message):
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_trace(path)
+
+
+def test_a_missing_file_and_bad_numbers(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load_trace(tmp_path / "none")
+    with pytest.raises(ConfigError, match="compression 0"):
+        poisson_trace(10, 1, 10, 10, seed=0).compressed(0)
+    with pytest.raises(ConfigError, match="requests_per_s -1"):
+        poisson_trace(10, -1, 10, 10, seed=0)
+
+
+def test_a_poisson_trace_has_the_rate_and_lengths_asked_for():
+    trace = poisson_trace(20_000, 7.0, 300, 80, seed=0)
+    assert len(trace) / trace.arrival_s[-1] == pytest.approx(7, rel=0.03)
+    assert trace.input_tokens.mean() == pytest.approx(300, rel=0.03)
+    assert trace.output_tokens.mean() == pytest.approx(80, rel=0.03)
+    assert np.diff(trace.arrival_s).min() >= 0
