@@ -1,0 +1,112 @@
+"""Stages as real processes: they die with their driver, their death is told, a hand-started one takes the next driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.engine.checkpoints import make_checkpoint
+from tests.engine.serving import SECRET, greedy_params, plan_document, run_all, tokens_of
+
+from bimetal.engine.driver.driver import Driver
+from bimetal.engine.wire.api import Generate
+from bimetal.engine.wire.handshake import SECRET_VARIABLE
+from bimetal.engine.wire.options import EngineOptions
+from bimetal.errors import StageError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def stage_children(pid: int) -> list[psutil.Process]:
+    return [
+        c
+        for c in psutil.Process(pid).children(recursive=True)
+        if "bimetal.engine.stage.process" in c.cmdline()
+    ]
+
+
+def _poll_for_ever(driver: Driver) -> None:
+    while driver.poll(1.0) is not None:
+        pass
+
+
+def wait_until_gone(processes: list[psutil.Process], seconds: float) -> None:
+    _gone, alive = psutil.wait_procs(processes, timeout=seconds)
+    assert not alive, f"still there after {seconds} s: {alive}"
+
+
+def test_a_dead_stage_is_named_and_nobody_is_left(folder: Path) -> None:
+    driver = Driver(EngineOptions(plan=plan_document(folder, (0, 2, 4))))
+    driver.start()
+    children = stage_children(os.getpid())
+    assert len(children) == 2
+    driver.submit(Generate("it", (3, 4), greedy_params(200)))
+    while not driver.poll(1.0):
+        pass
+    children[1].kill()
+    with pytest.raises(StageError, match=r"stage [01] on node 'node[01]'"):
+        _poll_for_ever(driver)
+    driver.stop()
+    wait_until_gone(children, 5)
+
+
+def test_a_dead_driver_leaves_no_stage(folder: Path) -> None:
+    script = (
+        "import sys; from bimetal.engine.driver.driver import Driver; from bimetal.engine.wire.options import EngineOptions\n"
+        "driver = Driver(EngineOptions.from_json(sys.argv[1])); driver.start(); print('up', flush=True); sys.stdin.read()"
+    )
+    options = EngineOptions(plan=plan_document(folder, (0, 2, 4))).to_json()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"up\n"
+    children = stage_children(parent.pid)
+    assert len(children) == 2
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_until_gone(children, 5)
+
+
+def test_a_hand_started_stage_serves_one_driver_after_another(folder: Path) -> None:
+    environment = {**os.environ, SECRET_VARIABLE: SECRET}
+    command = [sys.executable, "-m", "bimetal.cli.main", "stage", "--listen", "127.0.0.1:0"]
+    # Port 0 changes at every start, so take a free one that stays.
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command[-1] = f"127.0.0.1:{server.getsockname()[1]}"
+    stage = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    before = os.environ.get(SECRET_VARIABLE)
+    os.environ[SECRET_VARIABLE] = SECRET
+    try:
+        answers = []
+        for _ in range(2):
+            assert stage.stdout is not None
+            assert stage.stdout.readline().startswith(b"LISTENING")
+            driver = Driver(EngineOptions(plan=plan_document(folder, (0, 4), [command[-1]])))
+            driver.start()
+            answers.append(tokens_of(run_all(driver, [Generate("it", (3, 4), greedy_params(5))])["it"]))
+            driver.stop()
+        assert answers[0] == answers[1]
+        assert len(answers[0]) == 5
+        time.sleep(0.1)
+        assert stage.poll() is None
+    finally:
+        if before is None:
+            del os.environ[SECRET_VARIABLE]
+        else:
+            os.environ[SECRET_VARIABLE] = before
+        stage.kill()
+        stage.wait()

@@ -1,0 +1,91 @@
+"""A real model: SmolLM2 in float32 gives transformers' greedy tokens, split or not; in bfloat16 it stays close."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.engine.checkpoints import Reference, assert_same_tokens, greedy
+from tests.engine.serving import greedy_params, run_all, threaded_engine, tokens_of
+from tokenizers import Tokenizer
+
+from bimetal.engine.wire.api import Generate, SamplingParams
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 64
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Once upon a time, in a village by the sea,",
+    "Water boils at",
+    "The three primary colours are",
+    "In 1969, humans first",
+    "To bake bread you need",
+    "The opposite of hot is",
+    "A prime number is",
+    "My favourite thing about mountains is",
+)
+
+
+@pytest.fixture(scope="module")
+def reference_model(demo_model: Path) -> Iterator[Any]:
+    threads = torch.get_num_threads()
+    yield transformers.AutoModelForCausalLM.from_pretrained(
+        demo_model, dtype=torch.float32, attn_implementation="eager"
+    )
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_model: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.from_file(str(demo_model / "tokenizer.json"))
+    return [tokenizer.encode(p).ids for p in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def references(reference_model: Any, prompts: list[list[int]]) -> list[Reference]:
+    with torch.inference_mode():
+        return [greedy(reference_model, p, NUM_TOKENS) for p in prompts]
+
+
+@pytest.mark.parametrize("boundaries", [(0, 30), (0, 18, 30)], ids=["1 stage", "2 stages"])
+def test_greedy_tokens_equal_transformers(
+    demo_model: Path, prompts: list[list[int]], references: list[Reference], boundaries: tuple[int, ...]
+) -> None:
+    with threaded_engine(demo_model, boundaries) as driver:
+        requests = [Generate(str(i), tuple(p), greedy_params(NUM_TOKENS)) for i, p in enumerate(prompts)]
+        outputs = run_all(driver, requests)
+    for i, reference in enumerate(references):
+        assert_same_tokens(tokens_of(outputs[str(i)]), reference, PROMPTS[i])
+
+
+def test_bfloat16_stays_close(
+    demo_model: Path, prompts: list[list[int]], references: list[Reference]
+) -> None:
+    """Teacher-forced over the reference's own text: the same most likely token, and nearly the same log-probabilities."""
+    agree = total = 0
+    divergences = []
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=5)
+    with threaded_engine(demo_model, (0, 18, 30), plan={"dtype": "float32"}) as exact:
+        texts = [tuple(p + r.tokens[:24]) for p, r in zip(prompts[:4], references[:4], strict=True)]
+        requests = [Generate(str(i), t, sampling) for i, t in enumerate(texts)]
+        wanted = run_all(exact, requests)
+    with threaded_engine(demo_model, (0, 18, 30), plan={"dtype": "bfloat16"}) as rounded:
+        found = run_all(rounded, requests)
+    for i in range(len(texts)):
+        ours, theirs = found[str(i)][0].prompt_logprobs, wanted[str(i)][0].prompt_logprobs
+        assert ours is not None
+        assert theirs is not None
+        for a, b in zip(ours, theirs, strict=True):
+            total += 1
+            agree += a.top_ids[0] == b.top_ids[0]
+            known = dict(zip(a.top_ids, a.top_logprobs, strict=True))
+            shared = [(p, known[t]) for t, p in zip(b.top_ids, b.top_logprobs, strict=True) if t in known]
+            divergences.append(sum(2.718281828**p * (p - q) for p, q in shared))
+    assert agree / total > 0.95
+    assert abs(sum(divergences) / len(divergences)) < 0.01
