@@ -164,7 +164,7 @@ SPECS = {
         _spec(
             "greedy",
             sampling.greedy_kernel,
-            "",
+            "logits_ptr vocabulary row_stride",
             out_ptr="*i32",
             logits_ptr="*T",
             vocabulary="i32",
@@ -173,8 +173,9 @@ SPECS = {
         _spec(
             "sample",
             sampling.sample_kernel,
-            "",
+            "logits_ptr vocabulary row_stride",
             out_ptr="*i32",
+            sums_ptr="*fp32",
             logits_ptr="*T",
             temperatures_ptr="*fp32",
             uniforms_ptr="*fp32",

@@ -19,6 +19,7 @@ from bimetal.engine.kernels.architecture import Architecture, architecture_named
 from bimetal.engine.kernels.interface import AttentionMetadata, SamplingTensors, Tensor
 from bimetal.engine.kernels.registry import Launcher, Program, Rule
 from bimetal.engine.kernels.specs import SPECS
+from bimetal.errors import ConfigError
 
 BLOCK_TOKENS = 64
 """Tokens in a KV block that the attention programs are compiled for: a tile of keys lies in one block, so its address is
@@ -280,17 +281,18 @@ class TritonKernels:
         out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
         filters = (sampling.top_ks, sampling.top_ps, sampling.min_ps)
         program = self._launcher.program("sample", logits.dtype)
+        num_segments = program.tile["SEGMENTS"]
+        most = num_segments * program.tile["SEGMENT"]
+        if logits.shape[1] > most:
+            raise ConfigError(
+                f"a vocabulary of {logits.shape[1]} tokens: the sampling kernel takes up to {most}. Raise its SEGMENTS in "
+                f"engine/kernels/data/{self._launcher.architecture.name}.json"
+            )
+        sums = torch.empty((logits.shape[0], num_segments), dtype=torch.float32, device=logits.device)
         program(
             (logits.shape[0], 1, 1),
-            *(
-                out,
-                logits,
-                sampling.temperatures,
-                sampling.uniforms,
-                *filters,
-                logits.shape[1],
-                logits.stride(0),
-            ),
+            *(out, sums, logits, sampling.temperatures, sampling.uniforms, *filters),
+            *(logits.shape[1], logits.stride(0)),
             *(int(values is not None) for values in filters),
         )
         return out
