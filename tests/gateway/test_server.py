@@ -407,6 +407,17 @@ def test_api_key(start_server: StartServer) -> None:
 # -- load, deadlines, clients that leave ----------------------------------------------------------------------------
 
 
+def test_small_answers_are_not_held_back(server: RunningServer) -> None:
+    """Without TCP_NODELAY an answer of two pieces waits 40 ms for the client's acknowledgement of the first."""
+    times_s = []
+    with httpx.Client(timeout=20) as client:
+        for _ in range(30):
+            began_s = time.monotonic()
+            assert client.get(f"{server.url}/v1/models").status_code == 200
+            times_s.append(time.monotonic() - began_s)
+    assert sorted(times_s)[10] < 0.03
+
+
 def test_queue_is_bounded(start_server: StartServer, tokenizer: Tokenizer) -> None:
     server = start_server(gateway={"max_queue": 2}, max_num_seqs=1, token_s=0.05)
     endless = [Order.FOREVER, ids(tokenizer, "x")[0]]

@@ -29,6 +29,7 @@ from bimetal.gateway.gateway import Gateway, GatewaySettings
 from bimetal.gateway.loading import LoadingBars
 
 STAGES_SECRET_VARIABLE = f"{SECRET_VARIABLE}_STAGES"
+_BACKLOG = 2048
 # Together with the second that answers get after a failure, these stay below five seconds.
 _DRAIN_S = 1
 _DRIVER_STOPS_S = 2.0
@@ -58,13 +59,20 @@ def run_server(settings: ServerSettings, engine_command: EngineCommand) -> None:
 
 def bind(host: str, port: int) -> socket.socket:
     """ConfigError if the port cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends small pieces at once only on sockets that say they are TCP, and accepted ones inherit this; without
+    # it every streamed token may wait 40 ms for the client's acknowledgement of the one before.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
     except (OSError, OverflowError) as error:
+        sock.close()
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error}: choose another --host or --port"
         ) from error
+    return sock
 
 
 def driver_environment(environment: Mapping[str, str], secret: str) -> dict[str, str]:
