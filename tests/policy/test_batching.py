@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from bimetal.policy.batching import (
     prefill_chunk,
     round_s,
 )
+from bimetal.policy.step_times import fit_step_time
 
 
 def test_steps_that_cost_weights_and_rows_take_two() -> None:
@@ -95,3 +97,23 @@ def test_chunks_fill_the_budget() -> None:
     assert prefill_chunk(100, 30) == 30
     assert prefill_chunk(10, 30) == 10
     assert prefill_chunk(10, -5) == 0
+
+
+@given(
+    st.floats(1e-4, 0.1),
+    st.floats(1e-6, 1e-2),
+    st.lists(st.floats(0.97, 1.03), min_size=6, max_size=6),
+)
+def test_step_times_are_fitted_through_noise(weights_s: float, row_s: float, noise: list[float]) -> None:
+    sizes = [1, 2, 4, 8, 16, 32]
+    time_s = fit_step_time({n: (weights_s + row_s * n) * f for n, f in zip(sizes, noise, strict=True)})
+    for n in sizes:
+        assert abs(time_s(n) / (weights_s + row_s * n) - 1) < 0.06
+    assert time_s(64) >= time_s(1)
+
+
+def test_step_times_never_fall() -> None:
+    assert fit_step_time({1: 0.02, 8: 0.01})(8) == fit_step_time({1: 0.02, 8: 0.01})(1)
+    assert fit_step_time({4: 0.02})(100) == 0.02
+    with pytest.raises(ValueError, match="measure at least one size"):
+        fit_step_time({})

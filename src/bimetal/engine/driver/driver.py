@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import random
 import time
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from bimetal.engine.wire.options import EngineOptions
 from bimetal.engine.wire.step import Sampled, decode_sampled
 from bimetal.errors import ConfigError, RequestError
 from bimetal.plan import Stage, check_stages, parse_plan
-from bimetal.policy.batching import StepTime
+from bimetal.policy.step_times import fit_step_time
 
 _CPU_BLOCK_TOKENS = 16
 _GPU_BLOCK_TOKENS = 64
@@ -100,7 +99,7 @@ class Driver:
             revision=self._stages.loaded[0].fingerprint.get("weights", ""),
             num_micro_batches=self.options.num_micro_batches or self.replica.num_micro_batches,
         )
-        times = [interpolate(table) for table in self._stages.decode_step_s]
+        times = [fit_step_time(table) for table in self._stages.decode_step_s]
         self._scheduler = Scheduler(limits, times, self._stages.hop_s, first_step=self._stages.first_step)
         self._grammars = Grammars(Path(self.plan.model).expanduser(), self.spec.vocab_size, eos)
         return Ready(
@@ -268,22 +267,3 @@ class Driver:
             num_micro_batches=scheduler.num_micro_batches,
             stage_busy_ratio=stage_busy_ratio,
         )
-
-
-def interpolate(table: dict[int, float]) -> StepTime:
-    """Step time between and beyond the measured sizes, by straight lines.
-
-    >>> interpolate({1: 0.01, 3: 0.03})(2)
-    0.02
-    """
-    sizes = sorted(table)
-
-    def step_time_s(n: int) -> float:
-        if len(sizes) == 1 or n <= sizes[0]:
-            return table[sizes[0]]
-        i = min(max(bisect_left(sizes, n), 1), len(sizes) - 1)
-        low, high = sizes[i - 1], sizes[i]
-        slope = (table[high] - table[low]) / (high - low)
-        return table[low] + max(slope, 0.0) * (n - low)
-
-    return step_time_s
