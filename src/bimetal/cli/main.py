@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "Split a model over the GPUs of a fleet file and write the plan.",
     "doctor": "Check every node of a fleet before anything loads.",
     "bench": "Measure throughput and latency of a placement, offline.",
+    "calibrate": "Measure a device through the engine, for plans to use.",
     "perf": "Fit the performance model, and hold it to measurements.",
     "simulate": "Run a trace through a plan on modelled time.",
     "stage": "Run one stage by hand on this host and wait for a driver.",

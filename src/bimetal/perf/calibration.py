@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
 from io import BytesIO
@@ -65,6 +65,8 @@ class Calibration:
     effects: Mapping[Effect, float]
     draws: NDArray[np.float64]
     """[draws, effects]: deviations from the effects."""
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Terms of devices that the user measured, by name, in place of the fitted ones."""
 
     @cached_property
     def _known(self) -> tuple[tuple[Effect, ...], Array]:

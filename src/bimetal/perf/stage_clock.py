@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bimetal.perf.calibration import Calibration
-from bimetal.perf.equations import ROOFLINE_POWER, decode_parts, prefill_s, reduce_bytes
+from bimetal.perf.equations import ROOFLINE_POWER, Coefficients, decode_parts, prefill_s, reduce_bytes
 from bimetal.perf.step_time import StageShape, coefficients_of
 from bimetal.perf.work import count_work
 
@@ -70,9 +70,13 @@ class StageClock:
 def stage_clock(
     shape: StageShape, calibration: Calibration | None = None, draw: int | None = None
 ) -> StageClock:
-    """Of one stage; windows of sliding attention are taken as full, which errs to the slow side."""
-    points = [shape.point(1.0, 1.0)]
-    work, c = count_work(points), coefficients_of([shape], calibration, draw)
+    """Of one stage, with the coefficients that its device has."""
+    return clock_of(shape, coefficients_of([shape], calibration, draw))
+
+
+def clock_of(shape: StageShape, c: Coefficients) -> StageClock:
+    """With given coefficients. Windows of sliding attention are taken as full, which errs to the slow side."""
+    work = count_work([shape.point(1.0, 1.0)])
     one, none = np.ones(1), np.zeros(1)
     still = decode_parts(work, c, none, none)
     moving = decode_parts(work, c, one, one)
@@ -93,5 +97,5 @@ def stage_clock(
         prompt_token_s=short - prompt_s - score_s / 2,
         score_s=score_s,
         prompt_s=prompt_s,
-        bias=float(c["tpot_bias"][0]) if "tpot_bias" in c else 1.0,
+        bias=float(c["tpot_bias"][0]),
     )

@@ -127,7 +127,7 @@ def decode_step(
 def decode_steps(
     shapes: Sequence[StageShape], num_seqs: float, mean_context: float, calibration: Calibration | None = None
 ) -> list[StepEstimate]:
-    """Many stages at once, which costs hardly more than one. All on GPUs or all on CPUs."""
+    """Many stages at once, which costs hardly more than one. All on one kind of device."""
     if not shapes:
         return []
     size = len(shapes)
@@ -146,8 +146,15 @@ def decode_steps(
 def coefficients_of(
     shapes: Sequence[StageShape], calibration: Calibration | None = None, draw: int | None = None
 ) -> dict[str, Array]:
-    """Fitted ones for GPUs, ones for CPUs; all shapes are of one or the other."""
-    if shapes[0].device.is_cpu:
-        return {term: np.full(len(shapes), _PLAIN.get(term, 1.0)) for term in PRIORS}
-    points = [shape.point(1.0, 1.0) for shape in shapes]
-    return (calibration or published_calibration()).coefficients(points, draw)
+    """Fitted ones for GPUs, ones for CPUs, and the user's own where a device was measured; all shapes are on one device."""
+    calibration = calibration or published_calibration()
+    device = shapes[0].device
+    if device.is_cpu:
+        found = {term: np.full(len(shapes), _PLAIN.get(term, 1.0)) for term in PRIORS}
+    else:
+        found = calibration.coefficients([shape.point(1.0, 1.0) for shape in shapes], draw)
+    for term, value in calibration.measured.get(device.name, {}).items():
+        found[term] = np.full(len(shapes), value)
+    if device.name in calibration.measured:
+        found["tpot_bias"] = np.ones(len(shapes))
+    return found

@@ -17,6 +17,7 @@ from bimetal.catalog.fleet import Fleet, Node
 from bimetal.catalog.hardware import GpuSpec
 from bimetal.catalog.models import ModelSpec
 from bimetal.errors import ConfigError, InfeasibleError
+from bimetal.perf.calibration import Calibration
 from bimetal.perf.step_time import ACTIVATION_BYTES, StageShape, decode_step, decode_steps
 from bimetal.plan import Plan, Replica, Stage, StagePrediction
 from bimetal.planner.split import Costs, Split, best_split, least_overflow, round_s, worst_overflow
@@ -48,9 +49,9 @@ class Slot:
         return tuple(range(start, start + self.tensor_parallel))
 
 
-def plan_fleet(fleet: Fleet) -> Plan:
+def plan_fleet(fleet: Fleet, calibration: Calibration | None = None) -> Plan:
     """The split with the highest decode throughput; InfeasibleError names the stage and the bytes missing."""
-    chain = Chain(fleet)
+    chain = Chain(fleet, calibration)
     split = chain.best()
     spec, limits = chain.model, fleet.limits
     n, k = limits.planned_concurrency, split.num_micro_batches
@@ -115,8 +116,9 @@ class LayerClasses:
 class Chain:
     """A fleet's slots in order, with the time and the bytes of any layers on any of them."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, calibration: Calibration | None = None) -> None:
         self.fleet = fleet
+        self._calibration = calibration
         self.model = fleet.model_spec
         self.slots = [Slot(node, node.device, i) for node in fleet.nodes for i in range(node.num_stages)]
         if len(self.slots) > self.model.num_layers:
@@ -163,7 +165,9 @@ class Chain:
 
         def seconds(stage: int, ranges: Ranges) -> list[float]:
             shapes = [self.shape(stage, start, end) for start, end in ranges]
-            return [step.step_s for step in decode_steps(shapes, size, limits.planned_context)]
+            return [
+                step.step_s for step in decode_steps(shapes, size, limits.planned_context, self._calibration)
+            ]
 
         return np.where(self.missing <= 0, self._table(seconds), np.inf)
 
@@ -195,13 +199,16 @@ class Chain:
         n, context = self.fleet.limits.planned_concurrency, self.fleet.limits.planned_context
         splits = []
         for k in range(1, min(n, MICRO_BATCHES_PER_STAGE * len(self.slots)) + 1):
-            times = [decode_step(self.shape(i, a, b), n / k, context).step_s for i, (a, b) in ranges]
+            times = [
+                decode_step(self.shape(i, a, b), n / k, context, self._calibration).step_s
+                for i, (a, b) in ranges
+            ]
             splits.append(Split(boundaries, k, round_s(times, k, *self.wires(k))))
         return min(splits, key=lambda split: split.round_s)
 
     def stage(self, i: int, start: int, end: int, micro_batch: float) -> Stage:
         slot, shape = self.slots[i], self.shape(i, start, end)
-        estimate = decode_step(shape, micro_batch, self.fleet.limits.planned_context)
+        estimate = decode_step(shape, micro_batch, self.fleet.limits.planned_context, self._calibration)
         left = self.room_bytes(i) - shape.weight_bytes
         return Stage(
             node=slot.node.name,
