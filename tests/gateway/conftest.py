@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .servers import RunningServer, StartServer, server_starter
+from .servers import StartServer, server_starter
 
 ORDERS = ["<die>", "<fatal>", "<error>", "<forever>", "<nonsense>"]
 CHAT_TEMPLATE = (
@@ -51,10 +51,3 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 def start_server(checkpoint: Path, tmp_path: Path) -> Iterator[StartServer]:
     with server_starter(checkpoint, tmp_path) as start:
         yield start
-
-
-@pytest.fixture(scope="module")
-def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One server for all tests of a module that leave it as they found it."""
-    with server_starter(checkpoint, tmp_path_factory.mktemp("server")) as start:
-        yield start()

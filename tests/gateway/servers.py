@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -24,12 +24,13 @@ class RunningServer:
     url: str
     process: subprocess.Popen
     log_path: Path
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=20))
 
     def get(self, path: str, **more: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=20, **more)
+        return self.client.get(self.url + path, **more)
 
     def post(self, path: str, body: object, **more: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20, **more)
+        return self.client.post(self.url + path, json=body, **more)
 
     def complete(self, prompt: object, **fields: object) -> httpx.Response:
         return self.post(

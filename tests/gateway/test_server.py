@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -23,9 +25,21 @@ from bimetal.gateway.responses import (
 )
 
 from .scripted_driver import Order
-from .servers import RunningServer, StartServer, sse_events, wait_until
+from .servers import RunningServer, StartServer, server_starter, sse_events, wait_until
 
 SENTENCE = "Paris is the capital of France."
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with server_starter(checkpoint, tmp_path_factory.mktemp("server")) as start:
+        yield start(num_cached_tokens=2)
+
+
+@pytest.fixture(scope="module")
+def slow_server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with server_starter(checkpoint, tmp_path_factory.mktemp("slow-server")) as start:
+        yield start(token_s=0.1)
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -52,7 +66,7 @@ def test_completion(server: RunningServer, tokenizer: Tokenizer) -> None:
         "prompt_tokens": num,
         "completion_tokens": num,
         "total_tokens": 2 * num,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 2},
     }
 
 
@@ -96,6 +110,8 @@ def test_several_prompts_and_choices(server: RunningServer, tokenizer: Tokenizer
     told = server.told("Generate")[-4:]
     assert [one["sampling"]["seed"] for one in told] == [5, 6, 5, 6]
     assert [one["request_id"].rsplit("-", 1)[1] for one in told] == ["0", "1", "2", "3"]
+    # Each prompt counts once: that its second choice finds the first one's blocks is no news.
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
 def test_stop_strings_cut_the_text_and_abort(server: RunningServer, tokenizer: Tokenizer) -> None:
@@ -209,12 +225,6 @@ def test_fields_without_bearing_are_accepted(server: RunningServer) -> None:
         "best_of": 1,
     }
     assert server.complete("fox", **ignored).status_code == 200
-
-
-def test_cached_tokens_are_reported(start_server: StartServer) -> None:
-    server = start_server(num_cached_tokens=2)
-    usage = server.complete("the quick fox", n=2).json()["usage"]
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
 def test_models_health_and_metrics(server: RunningServer) -> None:
@@ -387,21 +397,19 @@ def test_bad_deadline_header(server: RunningServer) -> None:
         error_of(response, 400, "X-Request-Deadline-S")
 
 
-def test_body_limit(start_server: StartServer) -> None:
-    server = start_server(gateway={"max_body_bytes": 2000})
-    assert "2.0 kB" in error_of(server.complete("fox " * 1000), 413)
-    assert server.complete("fox").status_code == 200
-
-
-def test_api_key(start_server: StartServer) -> None:
-    server = start_server(gateway={"api_keys": ["sesame"]})
+def test_keys_and_body_limit(start_server: StartServer) -> None:
+    server = start_server(gateway={"api_keys": ["sesame"], "max_body_bytes": 2000})
+    good = {"headers": {"Authorization": "Bearer sesame"}}
     response = server.get("/v1/models")
     error_of(response, 401)
     assert response.headers["www-authenticate"] == "Bearer"
     error_of(server.get("/v1/models", headers={"Authorization": "Bearer wrong"}), 401)
     error_of(server.complete("fox"), 401)
-    assert server.get("/v1/models", headers={"Authorization": "Bearer sesame"}).status_code == 200
+    assert server.get("/v1/models", **good).status_code == 200
     assert server.get("/health").status_code == 200
+    body = {"model": "scripted", "prompt": "fox " * 1000}
+    assert "2.0 kB" in error_of(server.post("/v1/completions", body, **good), 413)
+    assert server.post("/v1/completions", {**body, "prompt": "fox"}, **good).status_code == 200
 
 
 # -- load, deadlines, clients that leave ----------------------------------------------------------------------------
@@ -438,8 +446,8 @@ def test_queue_is_bounded(start_server: StartServer, tokenizer: Tokenizer) -> No
     error_of(server.complete("fox", n=4), 400, "n")
 
 
-def test_deadline_before_anything_is_a_504(start_server: StartServer, tokenizer: Tokenizer) -> None:
-    server = start_server(token_s=0.1)
+def test_deadline_before_anything_is_a_504(slow_server: RunningServer, tokenizer: Tokenizer) -> None:
+    server = slow_server
     endless = [Order.FOREVER, ids(tokenizer, "x")[0]]
     assert "deadline" in error_of(server.complete(endless, deadline_s=0.05), 504)
     assert "deadline" in error_of(server.complete(endless, deadline_s=0.35), 504)
@@ -454,8 +462,8 @@ def test_deadline_before_anything_is_a_504(start_server: StartServer, tokenizer:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_aborts(start_server: StartServer, tokenizer: Tokenizer, stream: bool) -> None:
-    server = start_server(token_s=0.02)
+def test_a_client_that_leaves_aborts(slow_server: RunningServer, tokenizer: Tokenizer, stream: bool) -> None:
+    server, before = slow_server, len(slow_server.told("Abort"))
     body = {
         "model": "scripted",
         "prompt": [Order.FOREVER, ids(tokenizer, "x")[0]],
@@ -469,8 +477,8 @@ def test_a_client_that_leaves_aborts(start_server: StartServer, tokenizer: Token
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.5)
-    wait_until(lambda: server.told("Abort") != [])
-    assert len(server.told("Abort")[0]["request_ids"]) == 2
+    wait_until(lambda: len(server.told("Abort")) > before)
+    assert len(server.told("Abort")[-1]["request_ids"]) == 2
     wait_until(lambda: server.metric("bimetal_sequences_running") == 0)
 
 
@@ -488,20 +496,24 @@ def test_one_failed_request_leaves_the_others(server: RunningServer) -> None:
     ("order", "why"), [(Order.DIE, "status 3"), (Order.FATAL, "scripted failure"), (Order.NONSENSE, "wire")]
 )
 def test_a_dead_driver_ends_the_server_with_its_message(
-    start_server: StartServer, order: Order, why: str
+    start_server: StartServer, tokenizer: Tokenizer, order: Order, why: str
 ) -> None:
-    server = start_server()
-    error_of(server.complete([order]), 500)
-    assert "stopped" in error_of(server.get("/health"), 503)
+    server = start_server(token_s=0.02)
+    endless = {
+        "model": "scripted",
+        "prompt": [Order.FOREVER, *ids(tokenizer, "x")],
+        "stream": True,
+        "max_tokens": 900,
+    }
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=endless, timeout=20) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert why in error_of(server.complete([order]), 500)
+        assert "stopped" in error_of(server.get("/health"), 503)
+        events = sse_events("\n\n".join(line for line in lines if line) + "\n\n")
+    assert why in events[-1]["error"]["message"]
     assert server.process.wait(6) != 0
     assert why in server.process.stderr.read()
-
-
-def test_a_dead_driver_ends_a_stream_with_an_error(start_server: StartServer) -> None:
-    server = start_server()
-    events = sse_events(server.complete([20, 21, Order.FATAL], stream=True).text)
-    assert events[0]["choices"][0]["text"]
-    assert "scripted failure" in events[-1]["error"]["message"]
 
 
 def test_health_while_loading(start_server: StartServer) -> None:
@@ -521,8 +533,7 @@ def _status(server: RunningServer, path: str) -> int | None:
         return None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize(("number", "stubborn"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_a_signal_stops_everything_within_five_seconds(
     start_server: StartServer, tokenizer: Tokenizer, number: signal.Signals, stubborn: bool
 ) -> None:
