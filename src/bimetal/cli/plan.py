@@ -14,7 +14,10 @@ import click
     "-o", "--output", type=click.Path(path_type=Path), help="Write the plan here, for `bimetal serve`."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON instead of a table.")
-def command(fleet_file: Path, output: Path | None, as_json: bool) -> None:
+@click.option(
+    "--coefficients", type=click.Path(path_type=Path), help="Devices measured by `bimetal calibrate`."
+)
+def command(fleet_file: Path, output: Path | None, as_json: bool, coefficients: Path | None) -> None:
     """Find the split of layers with the highest decode throughput that fits.
 
     FLEET_FILE names the nodes, the links between them, the model and the limits; see examples/fleet.yaml.
@@ -23,11 +26,16 @@ def command(fleet_file: Path, output: Path | None, as_json: bool) -> None:
 
     from bimetal.catalog.fleet import load_fleet
     from bimetal.errors import ConfigError
+    from bimetal.perf.calibration import published_calibration
+    from bimetal.perf.device import load_devices, with_devices
     from bimetal.plan import dump_plan
     from bimetal.planner.fleet_plan import plan_fleet
 
     fleet = load_fleet(fleet_file)
-    plan = plan_fleet(fleet)
+    calibration = published_calibration()
+    if coefficients is not None:
+        calibration = with_devices(calibration, load_devices(coefficients))
+    plan = plan_fleet(fleet, calibration)
     text = dump_plan(plan)
     if output is not None:
         try:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @click.option("--requests", type=click.IntRange(1), help="Only the first so many.")
 @click.option("--ttft-slo", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
 @click.option("--tpot-slo", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
+@click.option(
+    "--coefficients", type=click.Path(path_type=Path), help="Devices measured by `bimetal calibrate`."
+)
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), default=2048)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write every request here (parquet).")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write the timeline here (png).")
@@ -36,6 +39,7 @@ def command(
     requests: int | None,
     ttft_slo: float | None,
     tpot_slo: float | None,
+    coefficients: Path | None,
     max_num_batched_tokens: int,
     output: Path | None,
     plot: Path | None,
@@ -45,6 +49,8 @@ def command(
 
     TRACE_FILE has the columns of Azure's, BurstGPT's or Mooncake's traces.
     """
+    from bimetal.perf.calibration import published_calibration
+    from bimetal.perf.device import load_devices, with_devices
     from bimetal.plan import load_plan
     from bimetal.simulate.run import Slo, class_results, simulate
     from bimetal.simulate.shapes import gpu_uses, replica_shape
@@ -55,9 +61,15 @@ def command(
     trace = load_trace(trace_file).compressed(compress)
     if requests is not None:
         trace = trace.first(requests)
-    link_of = _links(fleet_file)
+    devices = load_devices(coefficients) if coefficients else {}
+    calibration = with_devices(published_calibration(), devices)
+    hops = [device.hop_s for device in devices.values() if device.hop_s is not None]
+    link_of = _measured_link(hops[0]) if hops and fleet_file is None else _links(fleet_file)
     distinct = [
-        replica_shape(plan, r, link_of, max_num_batched_tokens=max_num_batched_tokens) for r in plan.replicas
+        replica_shape(
+            plan, r, link_of, max_num_batched_tokens=max_num_batched_tokens, calibration=calibration
+        )
+        for r in plan.replicas
     ]
     shapes = [shape for shape in distinct for _ in range(copies)]
     uses = [gpu_uses(r) for r in plan.replicas for _ in range(copies)]
@@ -82,6 +94,14 @@ def command(
     from bimetal.cli.simulate_table import print_simulation
 
     print_simulation(run, results, usage)
+
+
+def _measured_link(hop_s: float) -> LinkOf:
+    """Between processes of this machine, as `bimetal calibrate` timed it."""
+    from bimetal.catalog.links import LOOPBACK
+
+    link = replace(LOOPBACK, name="measured", latency_s=hop_s)
+    return lambda a, b: link
 
 
 def _links(fleet_file: Path | None) -> LinkOf:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from bimetal.perf.calibration import NORMAL_90, STUDENT_T_90
@@ -48,18 +49,29 @@ def half_widths(problem: FitProblem, fit: Fit, jacobian: Array) -> Array:
 
 
 def hold_out(
-    problem: FitProblem, folds: Sequence[int], start: Fit, progress: Callable[[str], None] = lambda text: None
+    problem: FitProblem,
+    folds: Sequence[int],
+    start: Fit,
+    progress: Callable[[str], None] = lambda text: None,
+    apart: NDArray[np.bool_] | None = None,
 ) -> list[Held]:
-    """Every observation predicted by a fit without its fold; fold -1 is never held out nor predicted."""
+    """Every observation predicted by a fit without its fold; fold -1 is never held out nor predicted.
+
+    `apart`: observations that only their own effects may learn from (FitProblem.extend).
+    """
     fold_of = np.array(folds)
+    base = np.ones(len(fold_of), bool) if apart is None else ~apart
     held: dict[int, Held] = {}
     for fold in sorted(set(folds) - {-1}):
-        fit = problem.fit(fold_of != fold, rounds=FOLD_ROUNDS, start=start)
-        base, jacobian = problem.linearise(fit.effects)
+        left = fold_of != fold
+        fit = problem.fit(left & base, rounds=FOLD_ROUNDS, start=start)
+        if not base.all():
+            fit = problem.extend(fit, left & ~base, base)
+        logs, jacobian = problem.linearise(fit.effects)
         halves = half_widths(problem, fit, jacobian)
-        for i in np.flatnonzero(fold_of == fold):
-            held[int(i)] = Held(problem.observations[i], float(np.exp(base[i])), float(halves[i]))
-        progress(f"fold {fold}: {int((fold_of == fold).sum())} left out")
+        for i in np.flatnonzero(~left):
+            held[int(i)] = Held(problem.observations[i], float(np.exp(logs[i])), float(halves[i]))
+        progress(f"fold {fold}: {int((~left).sum())} left out")
     return [held[i] for i in sorted(held)]
 
 

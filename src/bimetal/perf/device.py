@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bimetal.errors import ConfigError
+from bimetal.perf.calibration import Calibration
 from bimetal.perf.stage_clock import StageClock, clock_of
 from bimetal.perf.step_time import StageShape, coefficients_of
 
@@ -149,3 +150,8 @@ def load_devices(path: Path) -> dict[str, MeasuredDevice]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: not a file of `bimetal calibrate`: measure again") from error
     return {device.device: device for device in devices}
+
+
+def with_devices(calibration: Calibration, devices: Mapping[str, MeasuredDevice]) -> Calibration:
+    """The calibration with the user's own devices in it."""
+    return replace(calibration, measured={name: device.terms for name, device in devices.items()})
