@@ -562,6 +562,12 @@ def test_a_driver_that_does_not_start_is_an_error(start_server: StartServer) -> 
         assert "status 7" in said or "/no/such/program" in said
 
 
+def test_a_checkpoint_without_tokenizer_is_an_error(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(model_path=str(tmp_path), wait=False)
+    assert server.process.wait(10) != 0
+    assert "tokenizer.json" in server.process.stderr.read()
+
+
 def test_a_driver_without_the_secret_is_refused(start_server: StartServer, checkpoint: object) -> None:
     command = [
         sys.executable,

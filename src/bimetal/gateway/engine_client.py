@@ -151,6 +151,7 @@ class EngineClient:
         except LinkError as error:
             self.fail(f"the engine's driver sent what cannot be read: {error}")
         finally:
+            self.fail("the gateway could not go on reading from the engine's driver")
             writer.close()
 
     async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

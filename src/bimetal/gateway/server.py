@@ -30,6 +30,8 @@ from bimetal.gateway.loading import LoadingBars
 
 STAGES_SECRET_VARIABLE = f"{SECRET_VARIABLE}_STAGES"
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+"""Longer than most clients and proxies keep an idle connection, so that they are the ones to close it."""
 # Together with the second that answers get after a failure, these stay below five seconds.
 _DRAIN_S = 1
 _DRIVER_STOPS_S = 2.0
@@ -128,6 +130,7 @@ class _Life:
                 log_level=settings.log_level,
                 access_log=False,
                 lifespan="off",
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_DRAIN_S,
             )
         )
@@ -187,6 +190,9 @@ class _Life:
             await self._gateway.load_text(ready)
         except BimetalError as error:
             self._client.fail(str(error))
+            return
+        except Exception as error:
+            self._client.fail(f"{ready.model_path}: its tokenizer or chat template cannot be read: {error!r}")
             return
         self._bars.close()
         names = ", ".join(self._gateway.served_names)

@@ -20,6 +20,8 @@ from bimetal.gateway.vocabulary import Vocabulary, read_vocabulary
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+_OLDER_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model")
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
@@ -41,8 +43,9 @@ class TextModel:
     defaults: SamplingDefaults = SamplingDefaults()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        # The batch call that keeps no offsets is twice as fast and leaves the interpreter to other threads meanwhile.
+        encoded = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoded[0].ids)
 
     def chat_template(self, *, with_tools: bool) -> ChatTemplate:
         """RequestError if the checkpoint has none."""
@@ -88,6 +91,8 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
 
 def _convert_tokenizer(folder: Path) -> Tokenizer:
     """Older checkpoints hold only a sentencepiece model or vocabulary, which transformers knows how to convert."""
+    if not any((folder / name).is_file() for name in _OLDER_TOKENIZERS):
+        raise ConfigError(f"{folder}: holds no tokenizer.json: copy it from the checkpoint")
     from transformers import AutoTokenizer
 
     try:
