@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bimetal.engine.kernels.architecture import Architecture, architecture_named
 from bimetal.engine.kernels.interface import AttentionMetadata, SamplingTensors, Tensor
+from bimetal.engine.kernels.programs.attention import LONGEST_SPLIT, SHORTEST_SPLIT
 from bimetal.engine.kernels.registry import Launcher, Program, Rule
 from bimetal.engine.kernels.specs import SPECS
 from bimetal.errors import ConfigError
@@ -25,10 +26,8 @@ BLOCK_TOKENS = 64
 """Tokens in a KV block that the attention programs are compiled for: a tile of keys lies in one block, so its address is
 one table entry, and a sequence wastes 32 tokens on average."""
 
-_LONGEST_SPLIT_TOKENS = 4096
-_SHORTEST_SPLIT_TOKENS = 256
-_DECODE_PROGRAMS_PER_MULTIPROCESSOR = 16
-"""Enough that the last programs to finish leave little of the chip idle."""
+_DECODE_PROGRAMS_PER_MULTIPROCESSOR = 4
+"""Sequences are split until there are so many; more cost more in joining than they gain in balance (H200)."""
 _MOST_DECODE_PROGRAMS = 16384
 _MOST_SPLITS = 64
 
@@ -166,10 +165,10 @@ class TritonKernels:
         (sequence, key head) pairs and the longest context: enough parts to fill the chip, and none so long that one
         long sequence outlasts the rest."""
         programs = _DECODE_PROGRAMS_PER_MULTIPROCESSOR * self._launcher.architecture.num_multiprocessors
-        most = min(_MOST_SPLITS, _ceil_div(longest, _SHORTEST_SPLIT_TOKENS))
+        most = min(_MOST_SPLITS, _ceil_div(longest, SHORTEST_SPLIT.value))
         wanted = max(1, min(most, _ceil_div(programs, num_pairs)))
         room = max(1, min(most, _MOST_DECODE_PROGRAMS // num_pairs))
-        return wanted, max(wanted, min(room, _ceil_div(longest, _LONGEST_SPLIT_TOKENS)))
+        return wanted, max(wanted, min(room, _ceil_div(longest, LONGEST_SPLIT.value)))
 
     def _prefill(
         self,

@@ -14,6 +14,9 @@ import triton.language as tl
 
 from bimetal.engine.kernels.programs.arithmetic import dot
 
+LONGEST_SPLIT = tl.constexpr(2048)
+SHORTEST_SPLIT = tl.constexpr(256)
+
 
 @triton.jit
 def key_range(first, last, window):
@@ -28,11 +31,12 @@ def key_range(first, last, window):
 def split_range(low, high, split, wanted_splits, grid_splits, BLOCK_N: tl.constexpr):
     """The part [low, high) of the keys that program `split` walks.
 
-    Splits are of equal length, but no shorter than 256 keys and, as far as the grid reaches, no longer than 4096.
+    Splits are of equal length, but no shorter than SHORTEST_SPLIT keys and, as far as the grid reaches, no longer
+    than LONGEST_SPLIT.
     """
     length = high - low
-    chunk = tl.minimum(tl.cdiv(length, wanted_splits), 4096)
-    chunk = tl.maximum(tl.maximum(chunk, 256), tl.cdiv(length, grid_splits))
+    chunk = tl.minimum(tl.cdiv(length, wanted_splits), LONGEST_SPLIT)
+    chunk = tl.maximum(tl.maximum(chunk, SHORTEST_SPLIT), tl.cdiv(length, grid_splits))
     chunk = tl.cdiv(chunk, BLOCK_N) * BLOCK_N
     part_low = low + split * chunk
     return part_low, tl.minimum(part_low + chunk, high), chunk
@@ -155,9 +159,12 @@ def paged_attention_kernel(
 
     low, high = key_range(first_position, last_position, window)
     low = (low // BLOCK_N) * BLOCK_N
+    split = 0
     if IS_DECODE:
-        low, high, chunk = split_range(low, high, tl.program_id(2), wanted_splits, grid_splits, BLOCK_N)
-        if low >= high and tl.program_id(2) > 0:
+        # Only long sequences have late splits: those start first, so that none is left alone at the end.
+        split = grid_splits - 1 - tl.program_id(2)
+        low, high, chunk = split_range(low, high, split, wanted_splits, grid_splits, BLOCK_N)
+        if low >= high and split > 0:
             return
     # Tiles in [full_low, full_high) are seen whole by every row; a decode's memory traffic hides the masks of all.
     full_low = low
@@ -240,9 +247,9 @@ def paged_attention_kernel(
     is_partial = False
     if IS_DECODE:
         # One split is the answer; more are joined by the kernel below.
-        is_partial = tl.cdiv(last_position + 1 - (low - tl.program_id(2) * chunk), chunk) > 1
+        is_partial = tl.cdiv(last_position + 1 - (low - split * chunk), chunk) > 1
     if is_partial:
-        partial = (sequence * num_heads + heads) * grid_splits + tl.program_id(2)
+        partial = (sequence * num_heads + heads) * grid_splits + split
         partial_offsets = partial.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]
         tl.store(partial_out_ptr + partial_offsets, result, mask=is_row[:, None])
         tl.store(partial_lse_ptr + partial, row_max + tl.log2(divisor), mask=is_row)
