@@ -96,6 +96,8 @@ def _print(driver: Driver, results: list[Result]) -> None:
         f"{driver.spec.name}, {driver.dtype}, {len(stages)} stage{'s' * (len(stages) > 1)}: {spans}",
         highlight=False,
     )
+    if len(stages) > 1:
+        console.print(f"an idle hop takes {format_s(driver.hop_s)}", highlight=False)
     table = Table(box=None, pad_edge=False)
     for name in ("req:in:out", "out tok/s", "TTFT p50/p99", "TPOT p50/p99", "K", "busy", "boundary"):
         table.add_column(name, justify="left" if name == "req:in:out" else "right", no_wrap=True)

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+SMALLEST_CHUNK_TOKENS = 1024
+"""Of a prompt cut to fill a pipeline: below it, products are too small and launches too many."""
+
 StepTime = Callable[[int], float]
 """Seconds that one stage takes for a decode step of n sequences."""
 
@@ -67,6 +70,20 @@ def pick_decodes(
         order = np.lexsort((eligible, last_step[eligible]))
         eligible = np.sort(eligible[order[:quota]])
     return eligible
+
+
+def prefill_budget(limit_tokens: int, prompt_tokens: int, num_stages: int) -> int:
+    """Token budget of a step while `prompt_tokens` of prompts are still to be computed.
+
+    One stage takes all it may. Over P stages c equal chunks take (c + P - 1) / c of the time of one busy stage, so what is
+    left is cut into 4 P, the last ones ever smaller; but not below what still keeps a device busy.
+
+    >>> prefill_budget(8192, 8192, 1), prefill_budget(8192, 262144, 2), prefill_budget(8192, 8192, 2)
+    (8192, 8192, 1024)
+    """
+    if num_stages == 1:
+        return limit_tokens
+    return min(limit_tokens, max(-(-prompt_tokens // (4 * num_stages)), SMALLEST_CHUNK_TOKENS))
 
 
 def prefill_chunk(remaining_tokens: int, budget_tokens: int) -> int:

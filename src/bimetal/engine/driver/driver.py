@@ -80,6 +80,11 @@ class Driver:
         assert self._scheduler is not None, "start() first"
         return self._scheduler
 
+    @property
+    def hop_s(self) -> float:
+        """Measured at the start: what one boundary adds to a step of one row."""
+        return self._stages.hop_s
+
     # -- start and stop ---------------------------------------------------------------------------------------------
 
     def start(self, report: Callable[[Loading], None] = lambda _: None) -> Ready:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from bimetal.policy.batching import (
     choose_num_micro_batches,
     max_outstanding_steps,
     pick_decodes,
+    prefill_budget,
     prefill_chunk,
 )
 
@@ -189,8 +191,7 @@ class Scheduler:
         oldest = next(iter(self.outstanding), None)
         slots = pick_decodes(ready, table.in_flight, table.last_step, oldest, num_micro_batches)
         slots = self._reserve_decode_blocks(slots[: self.limits.max_num_batched_tokens])
-        budget = self.limits.max_num_batched_tokens - len(slots)
-        chunks = self._prefill_chunks(budget)
+        chunks = self._prefill_chunks(self._budget() - len(slots))
         if not len(slots) and not chunks:
             return None
         number = self._next_step
@@ -242,6 +243,16 @@ class Scheduler:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.hashes = []
+
+    def _budget(self) -> int:
+        """Tokens of the next step."""
+        limits = self.limits
+        if limits.num_stages == 1 or not (self._prefilling or self.waiting):
+            return limits.max_num_batched_tokens
+        known = sum(s.num_tokens - int(self.table.num_scheduled[s.slot]) for s in self._prefilling)
+        free = len(self.table.free_slots)
+        known += sum(s.num_tokens for s in islice(self.waiting, free))
+        return prefill_budget(limits.max_num_batched_tokens, known, limits.num_stages)
 
     def _prefill_chunks(self, budget: int) -> list[Chunk]:
         table = self.table

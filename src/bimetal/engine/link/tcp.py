@@ -1,8 +1,9 @@
 """Authenticated connections over blocking sockets: the built-in link, with no dependency.
 
-An address is `host:port`, or `unix:/path` on one machine. Frames go out under a lock, from whichever thread has one;
-they come in through one thread a connection (`receive_forever`). Large payloads travel in pieces, so that a reader can
-start on the first while the last is still being written. Torch-free.
+An address is `host:port`, or `unix:/path` on one machine. Frames go out under a lock, from whichever thread has one. They
+come in through a thread of the connection's own (`receive_forever`: control), or are read by the thread that waits for
+them (`Incoming`: activations and ids), which saves a hop between threads; the kernel's buffers hold what comes early.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from bimetal.engine.wire.frame import (
 from bimetal.engine.wire.handshake import Hello, accept, answer, challenge, confirm, new_nonce
 from bimetal.errors import LinkError
 
-PIECE_BYTES = 1 << 20
 _SOCKET_BUFFER_BYTES = 8 << 20
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _HANDSHAKE_TIMEOUT_S = 5.0
 
 Buffer = bytes | bytearray | memoryview
@@ -89,12 +90,33 @@ class Connection:
         self.receive_into(payload)
         return header, payload
 
-    def receive_forever(self, handle: Handle, allocate: Allocate | None = None) -> LinkError:
+    def has_frame(self) -> bool:
+        """Whether a header can be read without waiting."""
+        try:
+            return len(self._socket.recv(HEADER_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)) == HEADER_BYTES
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise LinkError(f"lost {self.peer} while receiving: {error}") from error
+
+    def spin_until_readable(self, seconds: float) -> None:
+        """Poll instead of sleeping, for a wait that is expected to be short: waking a thread up takes longer than a hop."""
+        deadline = time.perf_counter() + seconds
+        while time.perf_counter() < deadline:
+            try:
+                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+                return
+            except BlockingIOError:
+                continue
+            except OSError:
+                return  # the read that follows says what it is
+
+    def receive_forever(self, handle: Handle) -> LinkError:
         """Pass every frame to `handle` until the connection ends; returns why it ended."""
         try:
             while True:
                 header = self.receive_header()
-                payload = memoryview(bytearray(header.num_bytes)) if allocate is None else allocate(header)
+                payload = fresh_memory(header)
                 self.receive_into(payload)
                 handle(header, payload)
         except LinkError as error:
@@ -109,14 +131,46 @@ class Connection:
         self._socket.close()
 
 
-class Transport(Protocol):
-    """What an edge needs of a link: ordered frames to one peer. NIXL is the other implementation."""
-
-    peer: str
+class Outgoing(Protocol):
+    """The sending end of an edge: ordered frames to one peer."""
 
     def send(self, header: Header, *payload: Buffer) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Incoming(Protocol):
+    """The receiving end of an edge, for the one thread that needs its messages."""
+
+    def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
+        """Wait for the next frame; its payload goes to the memory that `allocate` gives."""
+
+    def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
+        """The next frame, if it is there."""
+
+
+class TcpIncoming:
+    """`Incoming` over a connection. `spin_s`: how long a wait polls before it sleeps."""
+
+    def __init__(self, connection: Connection, spin_s: float) -> None:
+        self._connection = connection
+        self._spin_s = spin_s
+
+    def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
+        if self._spin_s:
+            self._connection.spin_until_readable(self._spin_s)
+        header = self._connection.receive_header()
+        payload = allocate(header)
+        self._connection.receive_into(payload)
+        return header, payload
+
+    def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
+        return self.next(allocate) if self._connection.has_frame() else None
+
+
+def fresh_memory(header: Header) -> memoryview:
+    """The simplest `Allocate`."""
+    return memoryview(bytearray(header.num_bytes))
 
 
 def parse_address(address: str) -> tuple[int, str | tuple[str, int]]:
@@ -130,8 +184,10 @@ def parse_address(address: str) -> tuple[int, str | tuple[str, int]]:
 
 
 def _tune(sock: socket.socket) -> None:
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+    # Only with the privilege to exceed the system's limit: a plain SO_RCVBUF is cut to it, and ends the kernel's own tuning.
+    for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

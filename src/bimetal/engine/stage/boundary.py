@@ -4,8 +4,6 @@ host buffers (pinned where the device is a GPU, so that both copies run beside t
 
 from __future__ import annotations
 
-import queue
-
 import numpy as np
 import torch
 
@@ -25,27 +23,31 @@ def rows_as_bytes(rows: torch.Tensor) -> memoryview:
 
 
 class ReceiveRing:
-    """Host buffers that a receiving thread fills and the compute thread gives back: `allocate` waits for a free one."""
+    """Host buffers for incoming rows, used in turn; one is written again once the device has read it."""
 
     def __init__(self, device: Device, num_buffers: int, buffer_bytes: int) -> None:
-        self._free: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-        self._buffer_bytes = buffer_bytes
-        self._taken: dict[int, torch.Tensor] = {}
-        for _ in range(num_buffers):
-            self._free.put(torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=device.is_gpu))
+        self._device = device
+        self._buffers = [
+            torch.empty(buffer_bytes, dtype=torch.uint8, pin_memory=device.is_gpu) for _ in range(num_buffers)
+        ]
+        self._read: list[torch.cuda.Event | None] = [None] * num_buffers
+        self._next = 0
 
     def allocate(self, header: Header) -> memoryview:
-        if header.num_bytes > self._buffer_bytes:
+        buffer = self._buffers[self._next]
+        if header.num_bytes > len(buffer):
             raise LinkError(
-                f"a {header.kind.name} frame of {header.num_bytes} bytes, the largest step has {self._buffer_bytes}"
+                f"a {header.kind.name} frame of {header.num_bytes} bytes, the largest step has {len(buffer)}"
             )
-        buffer = self._free.get()
-        view = buffer.numpy().data[: header.num_bytes]
-        self._taken[id(view.obj)] = buffer
-        return view
+        read = self._read[self._next]
+        if read is not None:
+            read.synchronize()
+        return buffer.numpy().data[: header.num_bytes]
 
-    def give_back(self, payload: memoryview) -> None:
-        self._free.put(self._taken.pop(id(payload.obj)))
+    def mark_read(self) -> None:
+        """All that reads the buffer given last is queued on the device."""
+        self._read[self._next] = self._device.mark()
+        self._next = (self._next + 1) % len(self._buffers)
 
 
 def rows_from_payload(header: Header, payload: memoryview, num_rows: int, hidden_size: int) -> torch.Tensor:

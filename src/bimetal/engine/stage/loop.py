@@ -1,6 +1,7 @@
 """The stage's loop: for each step in order, wait for its input, run it, pass its output on.
 
 The same loop serves the first, a middle, the last and the only stage; edges that a stage does not have are None.
+The compute thread reads its input itself: on a GPU what it has queued runs meanwhile, and no other thread has to wake it.
 What leaves goes through one sender thread, which waits for the copy to host memory so that the compute thread need not.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from bimetal.engine.device import Device, HostCopy, Stopwatch
-from bimetal.engine.link.tcp import Connection, Transport
+from bimetal.engine.link.tcp import Allocate, Connection, Incoming, Outgoing, fresh_memory
 from bimetal.engine.stage.boundary import ENCODINGS, ReceiveRing, rows_as_bytes, rows_from_payload
 from bimetal.engine.stage.runner import Runner
 from bimetal.engine.stage.sampler import SampledCopies, Sampler
@@ -26,49 +26,36 @@ from bimetal.engine.wire.frame import Header, Kind
 from bimetal.engine.wire.step import NO_TARGET, Int, Step, encode_sampled
 from bimetal.errors import LinkError, StageError
 
-Frames = queue.SimpleQueue[tuple[Header, memoryview]]
+
+def wait_for(
+    incoming: Incoming, epoch: int, step: int, allocate: Allocate, name: str
+) -> tuple[Header, memoryview]:
+    """The frame of `step`; those of another epoch and doubled ones are dropped."""
+    while True:
+        header, payload = incoming.next(allocate)
+        if header.epoch == epoch and header.step == step:
+            return header, payload
+        if header.epoch == epoch and header.step > step:
+            raise StageError(f"{name}: step {step} is due, but {header.step} came: a message was lost")
 
 
-_MAX_UPLOADING = 3
+class MaskInbox:
+    """Token masks, which the driver sends beside the steps."""
 
-
-class Inbox:
-    """Frames of one edge, in order, for one reader; those of another epoch and doubled ones are dropped."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._frames: Frames = queue.SimpleQueue()
-        self._held: tuple[Header, memoryview] | None = None
-        self.num_dropped = 0
+    def __init__(self) -> None:
+        self._frames: queue.SimpleQueue[tuple[Header, memoryview]] = queue.SimpleQueue()
 
     def put(self, header: Header, payload: memoryview) -> None:
         self._frames.put((header, payload))
 
-    def wait_for(
-        self, epoch: int, step: int, drop: Callable[[memoryview], None] = lambda _: None
-    ) -> tuple[Header, memoryview]:
-        """The frame of `step`."""
-        while True:
-            header, payload = self._held or self._frames.get()
-            self._held = None
-            if header.epoch == epoch and header.step == step:
-                return header, payload
-            if header.epoch == epoch and header.step > step:
-                self._held = (header, payload)
-                raise StageError(
-                    f"{self.name}: step {step} is due, but {header.step} came: a message was lost"
-                )
-            self.num_dropped += 1
-            drop(payload)
+    def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
+        return self._frames.get()
 
-    def poll(self) -> tuple[Header, memoryview] | None:
+    def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
         try:
             return self._frames.get_nowait()
         except queue.Empty:
             return None
-
-    def take(self) -> tuple[Header, memoryview]:
-        return self._frames.get()
 
 
 @dataclass(slots=True)
@@ -85,16 +72,16 @@ class StageClock:
 class Edges:
     """Where this stage's messages come from and go to."""
 
-    hidden_in: Inbox | None = None
-    hidden_out: Transport | None = None
-    ids_in: Inbox | None = None
-    ids_out: Transport | None = None
-    masks_in: Inbox | None = None
+    hidden_in: Incoming | None = None
+    hidden_out: Outgoing | None = None
+    ids_in: Incoming | None = None
+    ids_out: Outgoing | None = None
+    masks_in: MaskInbox | None = None
     driver: Connection | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Outgoing:
+class _Message:
     header: Header
     stopwatch: Stopwatch
     hidden: HostCopy | None
@@ -104,8 +91,8 @@ class _Outgoing:
 class TokenPool:
     """On the first of several stages: the id last sampled for each sequence slot, as the last stage sends them."""
 
-    def __init__(self, inbox: Inbox, max_num_seqs: int, epoch: int) -> None:
-        self._inbox = inbox
+    def __init__(self, incoming: Incoming, max_num_seqs: int, epoch: int) -> None:
+        self._incoming = incoming
         self._epoch = epoch
         self._ids = np.zeros(max_num_seqs, np.int32)
         self._expected: dict[int, tuple[Int, NDArray[np.bool_]]] = {}
@@ -121,12 +108,12 @@ class TokenPool:
 
     def resolve(self, number: int, step: Step) -> NDArray[np.int32]:
         """The step's token ids, once those that it refers to have come."""
-        while (frame := self._inbox.poll()) is not None:
+        while (frame := self._incoming.poll(fresh_memory)) is not None:
             self._apply(*frame)
         if not step.ids_lag:
             return step.token_ids
         while self._applied_step < number - step.ids_lag:
-            self._apply(*self._inbox.take())
+            self._apply(*self._incoming.next(fresh_memory))
         ids = step.token_ids
         return np.where(ids < 0, self._ids[np.maximum(-1 - ids, 0)], ids)
 
@@ -163,9 +150,8 @@ class StageLoop:
         self._epoch = epoch
         self._on_failure = on_failure
         self._last_step = 0
-        self._uploading: deque[tuple[torch.cuda.Event, memoryview]] = deque()
         self.clock = StageClock()
-        self._outgoing: queue.SimpleQueue[_Outgoing] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         threading.Thread(target=self._send_forever, name="sender", daemon=True).start()
 
     @torch.inference_mode()
@@ -177,7 +163,7 @@ class StageLoop:
         began = time.perf_counter()
         stopwatch = Stopwatch(self._device.is_gpu)
         prepared = self._runner.prepare(step)  # while the input is on its way
-        ids, hidden, payload = self._input(header, step)
+        ids, hidden = self._input(header, step)
         self.clock.input_wait_s += time.perf_counter() - began
         stopwatch.start()
         out = self._runner.run(prepared, ids, hidden)
@@ -191,55 +177,41 @@ class StageLoop:
             self._outgoing.put(self._hidden_message(header, out, stopwatch))
         else:
             copies = None if sampled is None else sampled.download(self._device)
-            self._outgoing.put(_Outgoing(header, stopwatch, None, copies))
-        if payload is not None:
-            self._return_buffer(payload)
+            self._outgoing.put(_Message(header, stopwatch, None, copies))
+        if self._ring is not None:
+            self._ring.mark_read()
 
-    def _return_buffer(self, payload: memoryview) -> None:
-        """To the ring, once the device has read it."""
-        assert self._ring is not None
-        event = self._device.mark()
-        if event is None:
-            self._ring.give_back(payload)
-            return
-        self._uploading.append((event, payload))
-        # A receiving thread may be waiting for a buffer: never sit on more than a few.
-        while self._uploading and (self._uploading[0][0].query() or len(self._uploading) > _MAX_UPLOADING):
-            done, oldest = self._uploading.popleft()
-            done.synchronize()
-            self._ring.give_back(oldest)
-
-    def _input(
-        self, header: Header, step: Step
-    ) -> tuple[NDArray[np.int32] | None, torch.Tensor | None, memoryview | None]:
-        inbox = self._edges.hidden_in
-        if inbox is None:
+    def _input(self, header: Header, step: Step) -> tuple[NDArray[np.int32] | None, torch.Tensor | None]:
+        if self._edges.hidden_in is None:
             if self._pool is None:
-                return step.token_ids, None, None
+                return step.token_ids, None
             ids = self._pool.resolve(header.step, step)
             self._pool.expect(header.step, step)
-            return ids, None, None
+            return ids, None
         assert self._ring is not None
-        frame, payload = inbox.wait_for(self._epoch, header.step, self._ring.give_back)
-        rows = rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
-        return None, rows, payload
+        frame, payload = wait_for(
+            self._edges.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden"
+        )
+        return None, rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
 
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
         if step.masked is None or self._edges.masks_in is None:
             return {}
         masks = {}
         for _ in range(int(step.masked.sum())):
-            _frame, payload = self._edges.masks_in.wait_for(self._epoch, header.step)
+            _frame, payload = wait_for(
+                self._edges.masks_in, self._epoch, header.step, fresh_memory, "token masks"
+            )
             values = np.frombuffer(payload, np.uint32)
             masks[int(values[0])] = values[1:]
         return masks
 
-    def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> _Outgoing:
+    def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> _Message:
         # A graph overwrites its output at the next replay, and the copy to the host runs beside that.
         rows = rows.clone() if self._device.is_gpu else rows.contiguous()
         flags = ENCODINGS[rows.dtype]
         out = Header(Kind.HIDDEN, rows.nbytes, header.epoch, header.step, header.micro_batch, flags)
-        return _Outgoing(out, stopwatch, self._device.download(rows), None)
+        return _Message(out, stopwatch, self._device.download(rows), None)
 
     def _send_forever(self) -> None:
         try:
@@ -250,7 +222,7 @@ class StageLoop:
         except (LinkError, RuntimeError) as error:
             self._on_failure(error)
 
-    def _send(self, message: _Outgoing) -> None:
+    def _send(self, message: _Message) -> None:
         header, edges = message.header, self._edges
         if message.hidden is not None:
             assert edges.hidden_out is not None

@@ -16,9 +16,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bimetal.engine.link.tcp import Connection, Listener, Transport, connect
-from bimetal.engine.stage.boundary import ReceiveRing
-from bimetal.engine.stage.loop import Edges, Inbox, StageLoop
+from bimetal.engine.link.tcp import Connection, Incoming, Listener, Outgoing, TcpIncoming, connect
+from bimetal.engine.stage.loop import Edges, MaskInbox, StageLoop
 from bimetal.engine.stage.session import StageSession
 from bimetal.engine.wire.control import (
     LoadStage,
@@ -35,6 +34,8 @@ from bimetal.engine.wire.step import decode_step
 from bimetal.errors import BimetalError, LinkError, StageError
 
 _EDGE_TIMEOUT_S = 60.0
+_SPIN_S = 0.002
+"""A GPU's stage polls for its input this long before it sleeps: a core of its host is cheaper than its own idle time."""
 _SWITCH_INTERVAL_S = 1e-4
 """A receiving thread must not wait for the interpreter longer than a hop takes."""
 
@@ -54,12 +55,12 @@ class StageProcess:
         self._commands: queue.SimpleQueue[tuple[Header, memoryview] | _Ended] = queue.SimpleQueue()
         self._driver: Connection | None = None
         self._driver_lock = threading.Lock()
-        self._inboxes = {kind: Inbox(kind) for kind in ("hidden", "ids", "masks")}
-        self._connected = {kind: threading.Event() for kind in ("hidden", "ids")}
-        self._ring_ready = threading.Event()
+        self._masks = MaskInbox()
+        self._edges: dict[str, queue.SimpleQueue[Connection]] = {
+            kind: queue.SimpleQueue() for kind in ("hidden", "ids")
+        }
         self._session: StageSession | None = None
         self._loop: StageLoop | None = None
-        self._ring: ReceiveRing | None = None
         self._listener = Listener(address, secret, self._on_connect, self._on_refused)
 
     @property
@@ -78,8 +79,8 @@ class StageProcess:
     def _on_connect(self, hello: Hello, connection: Connection) -> None:
         if hello.role == "driver":
             self._serve_driver(connection)
-        elif hello.role.startswith("edge:"):
-            self._serve_edge(hello.role.split(":")[1], connection)
+        elif hello.role.startswith("edge:") and hello.role.split(":")[1] in self._edges:
+            self._edges[hello.role.split(":")[1]].put(connection)
         elif hello.role == "probe":
             self._serve_probe(connection)
         else:
@@ -105,21 +106,9 @@ class StageProcess:
 
     def _on_driver_frame(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.MASK:
-            self._inboxes["masks"].put(header, payload)
+            self._masks.put(header, payload)
         else:
             self._commands.put((header, payload))
-
-    def _serve_edge(self, kind: str, connection: Connection) -> None:
-        inbox = self._inboxes.get(kind)
-        if inbox is None or kind not in self._connected:
-            connection.close()
-            return
-        if kind == "hidden":
-            self._ring_ready.wait()
-        self._connected[kind].set()
-        allocate = self._ring.allocate if kind == "hidden" and self._ring is not None else None
-        error = connection.receive_forever(inbox.put, allocate)
-        self._fail(LinkError(f"edge {kind}: {error}"))
 
     def _serve_probe(self, connection: Connection) -> None:
         """For `bimetal doctor`: what this node is, without loading anything."""
@@ -183,29 +172,36 @@ class StageProcess:
     def _start(self, start: StartStage) -> None:
         if self._session is None:
             raise StageError("START came before LOAD")
-        outgoing: dict[str, Transport] = {}
-        for edge in start.outgoing:
-            role = f"edge:{edge.kind}:{self._session.load.index}:{edge.target}"
-            outgoing[edge.kind] = connect(edge.address, self._secret, role, _EDGE_TIMEOUT_S)
-        edges = Edges(
-            hidden_in=self._inboxes["hidden"] if "hidden" in start.incoming else None,
-            hidden_out=outgoing.get("hidden"),
-            ids_in=self._inboxes["ids"] if "ids" in start.incoming else None,
-            ids_out=outgoing.get("ids"),
-            masks_in=self._inboxes["masks"],
-            driver=self._driver,
+        session = self._session
+        self._loop, times = session.start(
+            start.epoch, start.num_kv_blocks, self._fail, lambda: self._join_edges(start, session)
         )
-        self._loop, self._ring, times = self._session.start(
-            start.epoch, start.num_kv_blocks, edges, edges.ids_in, self._fail
-        )
-        self._ring_ready.set()
-        for kind in start.incoming:
-            if not self._connected[kind].wait(_EDGE_TIMEOUT_S):
-                raise StageError(
-                    f"no stage opened edge {kind!r} within {_EDGE_TIMEOUT_S:.0f} s: is its node up?"
-                )
         assert self._driver is not None
         self._driver.send_frame(encode_control(StageStarted(times)))
+
+    def _join_edges(self, start: StartStage, session: StageSession) -> Edges:
+        """Open the outgoing edges, take the incoming ones that other stages opened."""
+        outgoing: dict[str, Outgoing] = {}
+        for edge in start.outgoing:
+            role = f"edge:{edge.kind}:{session.load.index}:{edge.target}"
+            outgoing[edge.kind] = connect(edge.address, self._secret, role, _EDGE_TIMEOUT_S)
+        incoming: dict[str, Incoming] = {}
+        for kind in start.incoming:
+            try:
+                connection = self._edges[kind].get(timeout=_EDGE_TIMEOUT_S)
+            except queue.Empty:
+                raise StageError(
+                    f"no stage opened edge {kind!r} within {_EDGE_TIMEOUT_S:.0f} s: is its node up?"
+                ) from None
+            incoming[kind] = TcpIncoming(connection, _SPIN_S if session.device.is_gpu else 0.0)
+        return Edges(
+            hidden_in=incoming.get("hidden"),
+            hidden_out=outgoing.get("hidden"),
+            ids_in=incoming.get("ids"),
+            ids_out=outgoing.get("ids"),
+            masks_in=self._masks,
+            driver=self._driver,
+        )
 
     def _send_stats(self) -> None:
         assert self._driver is not None

@@ -13,7 +13,7 @@ from bimetal.engine.device import TORCH_DTYPES, Device
 from bimetal.engine.kernels.interface import Kernels
 from bimetal.engine.kernels.torch_reference import TorchKernels
 from bimetal.engine.stage.boundary import ReceiveRing
-from bimetal.engine.stage.loop import Edges, Inbox, StageLoop, TokenPool
+from bimetal.engine.stage.loop import Edges, StageLoop, TokenPool
 from bimetal.engine.stage.model import KvCache, StageModel
 from bimetal.engine.stage.runner import Runner, decode_buckets
 from bimetal.engine.stage.sampler import Sampler
@@ -23,7 +23,7 @@ from bimetal.errors import StageError
 from bimetal.units import GIB, format_bytes
 
 _CPU_KV_CACHE_BYTES = GIB
-_RING_BUFFERS = 8
+_RING_BUFFERS = 4
 
 
 def choose_kernels(device: Device) -> Kernels:
@@ -128,11 +128,10 @@ class StageSession:
         self,
         epoch: int,
         num_kv_blocks: int,
-        edges: Edges,
-        ids_in: Inbox | None,
         on_failure: Callable[[BaseException], None],
-    ) -> tuple[StageLoop, ReceiveRing | None, dict[int, float]]:
-        """The loop, the ring that receives its hidden states, and measured decode step times by row count."""
+        connect_edges: Callable[[], Edges],
+    ) -> tuple[StageLoop, dict[int, float]]:
+        """The loop, and measured decode step times by row count. Edges are joined once the stage could run."""
         load = self.load
         cache = KvCache(
             self.spec,
@@ -159,12 +158,13 @@ class StageSession:
             runner.capture()
         sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if n <= load.max_num_seqs]
         times = runner.warm_up(sizes)
+        edges = connect_edges()
         ring = None
         if not self.is_first:
             largest = load.max_num_batched_tokens * self.spec.hidden_size * self.dtype.itemsize
             ring = ReceiveRing(self.device, _RING_BUFFERS, largest)
-        pool = TokenPool(ids_in, load.max_num_seqs, epoch) if ids_in is not None else None
+        pool = TokenPool(edges.ids_in, load.max_num_seqs, epoch) if edges.ids_in is not None else None
         loop = StageLoop(
             runner, sampler, self.device, edges, ring, pool, self.spec.hidden_size, epoch, on_failure
         )
-        return loop, ring, times
+        return loop, times
