@@ -33,6 +33,10 @@ class HostCopy:
     tensor: torch.Tensor
     event: torch.cuda.Event | None
 
+    @property
+    def is_done(self) -> bool:
+        return self.event is None or bool(self.event.query())
+
     def wait(self) -> torch.Tensor:
         if self.event is not None:
             self.event.synchronize()

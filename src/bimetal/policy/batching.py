@@ -72,6 +72,16 @@ def pick_decodes(
     return eligible
 
 
+def num_micro_batches_with_prefill(num_stages: int) -> int:
+    """While steps carry prompts, products are bound by arithmetic and smaller micro-batches cost nothing: one more than the
+    stages, so that neither hops nor large activations are waited for.
+
+    >>> num_micro_batches_with_prefill(1), num_micro_batches_with_prefill(2)
+    (1, 3)
+    """
+    return num_stages + 1 if num_stages > 1 else 1
+
+
 def prefill_budget(limit_tokens: int, prompt_tokens: int, num_stages: int) -> int:
     """Token budget of a step while `prompt_tokens` of prompts are still to be computed.
 

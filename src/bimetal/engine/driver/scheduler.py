@@ -28,6 +28,7 @@ from bimetal.policy.batching import (
     StepTime,
     choose_num_micro_batches,
     max_outstanding_steps,
+    num_micro_batches_with_prefill,
     pick_decodes,
     prefill_budget,
     prefill_chunk,
@@ -173,6 +174,8 @@ class Scheduler:
     def _num_micro_batches(self, num_decodes: int) -> int:
         if self.limits.num_micro_batches is not None:
             return self.limits.num_micro_batches
+        if self._prefilling or (self.waiting and self.table.free_slots):
+            return num_micro_batches_with_prefill(self.limits.num_stages)
         chosen = self._chosen.get(num_decodes)
         if chosen is None:
             chosen = choose_num_micro_batches(num_decodes, self._stage_times, self._hop_s)

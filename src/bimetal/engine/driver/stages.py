@@ -219,12 +219,12 @@ class Stages:
         payload = encode_step(step).data.cast("B")
         header = Header(Kind.STEP, len(payload), self.epoch, number)
         for connection in self._connections:
-            connection.send(header, payload)
+            connection.send(header, (payload,))
 
     def send_mask(self, number: int, row: int, words: NDArray[np.uint32]) -> None:
         """The token mask of one logit row, to the last stage."""
         payload = np.concatenate([np.array([row], np.uint32), words]).data.cast("B")
-        self._connections[-1].send(Header(Kind.MASK, len(payload), self.epoch, number), payload)
+        self._connections[-1].send(Header(Kind.MASK, len(payload), self.epoch, number), (payload,))
 
     def ask_stats(self) -> None:
         for connection in self._connections:

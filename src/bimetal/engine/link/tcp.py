@@ -12,7 +12,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +36,7 @@ _HANDSHAKE_TIMEOUT_S = 5.0
 Buffer = bytes | bytearray | memoryview
 Allocate = Callable[[Header], memoryview]
 Handle = Callable[[Header, memoryview], None]
+Idle = Callable[[], bool]
 
 
 class Connection:
@@ -46,23 +47,26 @@ class Connection:
         self._socket = sock
         self._send_lock = threading.Lock()
 
-    def send(self, header: Header, *payload: Buffer) -> None:
-        """A data frame; `payload` parts add up to header.num_bytes."""
-        self._send_all(header.pack(), *payload)
+    def send(self, header: Header, payload: Iterable[Buffer]) -> None:
+        """A data frame; the parts of `payload` add up to header.num_bytes and are asked for one by one."""
+        parts = iter(payload)
+        first = next(parts, b"")
+        try:
+            with self._send_lock:
+                # One call for header and first part: the peer wakes once, and with both.
+                sent = self._socket.sendmsg((header.pack(), first)) - HEADER_BYTES
+                if sent < len(first):
+                    self._socket.sendall(memoryview(first)[sent:])
+                for part in parts:
+                    self._socket.sendall(part)
+        except OSError as error:
+            raise LinkError(f"lost {self.peer} while sending: {error}") from error
 
     def send_frame(self, frame: bytes) -> None:
         """A control frame that `pack_json` or `api.encode` made."""
-        self._send_all(frame)
-
-    def _send_all(self, *parts: Buffer) -> None:
         try:
             with self._send_lock:
-                # One call for header and payload: the peer wakes once, and with both.
-                sent = self._socket.sendmsg(parts)
-                for part in parts:
-                    if sent < len(part):
-                        self._socket.sendall(memoryview(part)[sent:])
-                    sent = max(sent - len(part), 0)
+                self._socket.sendall(frame)
         except OSError as error:
             raise LinkError(f"lost {self.peer} while sending: {error}") from error
 
@@ -99,18 +103,6 @@ class Connection:
         except OSError as error:
             raise LinkError(f"lost {self.peer} while receiving: {error}") from error
 
-    def spin_until_readable(self, seconds: float) -> None:
-        """Poll instead of sleeping, for a wait that is expected to be short: waking a thread up takes longer than a hop."""
-        deadline = time.perf_counter() + seconds
-        while time.perf_counter() < deadline:
-            try:
-                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-                return
-            except BlockingIOError:
-                continue
-            except OSError:
-                return  # the read that follows says what it is
-
     def receive_forever(self, handle: Handle) -> LinkError:
         """Pass every frame to `handle` until the connection ends; returns why it ended."""
         try:
@@ -134,7 +126,7 @@ class Connection:
 class Outgoing(Protocol):
     """The sending end of an edge: ordered frames to one peer."""
 
-    def send(self, header: Header, *payload: Buffer) -> None: ...
+    def send(self, header: Header, payload: Iterable[Buffer]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -150,15 +142,21 @@ class Incoming(Protocol):
 
 
 class TcpIncoming:
-    """`Incoming` over a connection. `spin_s`: how long a wait polls before it sleeps."""
+    """`Incoming` over a connection.
 
-    def __init__(self, connection: Connection, spin_s: float) -> None:
+    `idle` is called again and again while nothing is there, as long as it returns True: it sends what is ready. A wait
+    then polls for `spin_s` more before it sleeps, because waking a thread up takes longer than a hop.
+    """
+
+    def __init__(self, connection: Connection, idle: Idle, spin_s: float) -> None:
         self._connection = connection
+        self._idle = idle
         self._spin_s = spin_s
 
     def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
-        if self._spin_s:
-            self._connection.spin_until_readable(self._spin_s)
+        deadline = time.perf_counter() + self._spin_s
+        while (self._idle() or time.perf_counter() < deadline) and not self._connection.has_frame():
+            pass
         header = self._connection.receive_header()
         payload = allocate(header)
         self._connection.receive_into(payload)

@@ -2,29 +2,29 @@
 
 The same loop serves the first, a middle, the last and the only stage; edges that a stage does not have are None.
 The compute thread reads its input itself: on a GPU what it has queued runs meanwhile, and no other thread has to wake it.
-What leaves goes through one sender thread, which waits for the copy to host memory so that the compute thread need not.
+What leaves goes through the outbox.
 """
 
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bimetal.engine.device import Device, HostCopy, Stopwatch
-from bimetal.engine.link.tcp import Allocate, Connection, Incoming, Outgoing, fresh_memory
-from bimetal.engine.stage.boundary import ENCODINGS, ReceiveRing, rows_as_bytes, rows_from_payload
+from bimetal.engine.device import Device, Stopwatch
+from bimetal.engine.link.tcp import Allocate, Idle, Incoming, fresh_memory
+from bimetal.engine.stage.boundary import ENCODINGS, ReceiveRing, rows_from_payload
+from bimetal.engine.stage.outbox import LARGE_BYTES, Message, Outbox
 from bimetal.engine.stage.runner import Runner
-from bimetal.engine.stage.sampler import SampledCopies, Sampler
+from bimetal.engine.stage.sampler import Sampler
+from bimetal.engine.wire.control import StageStats
 from bimetal.engine.wire.frame import Header, Kind
-from bimetal.engine.wire.step import NO_TARGET, Int, Step, encode_sampled
-from bimetal.errors import LinkError, StageError
+from bimetal.engine.wire.step import NO_TARGET, Int, Step
+from bimetal.errors import StageError
 
 
 def wait_for(
@@ -42,13 +42,17 @@ def wait_for(
 class MaskInbox:
     """Token masks, which the driver sends beside the steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: Idle) -> None:
+        """`idle`: see `TcpIncoming`. The ids that a mask depends on may still have to be sent."""
+        self._idle = idle
         self._frames: queue.SimpleQueue[tuple[Header, memoryview]] = queue.SimpleQueue()
 
     def put(self, header: Header, payload: memoryview) -> None:
         self._frames.put((header, payload))
 
     def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
+        while self._idle() and self._frames.empty():
+            pass
         return self._frames.get()
 
     def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
@@ -60,32 +64,20 @@ class MaskInbox:
 
 @dataclass(slots=True)
 class StageClock:
-    """Seconds since the last reset. Busy: a step's input is there and its output is not."""
+    """Since the last reset."""
 
-    busy_s: float = 0.0
     input_wait_s: float = 0.0
     num_steps: int = 0
     num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
-    """Where this stage's messages come from and go to."""
+class Inputs:
+    """Where this stage's messages come from."""
 
     hidden_in: Incoming | None = None
-    hidden_out: Outgoing | None = None
     ids_in: Incoming | None = None
-    ids_out: Outgoing | None = None
     masks_in: MaskInbox | None = None
-    driver: Connection | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    header: Header
-    stopwatch: Stopwatch
-    hidden: HostCopy | None
-    sampled: SampledCopies | None
 
 
 class TokenPool:
@@ -132,27 +124,25 @@ class StageLoop:
         runner: Runner,
         sampler: Sampler | None,
         device: Device,
-        edges: Edges,
+        inputs: Inputs,
         ring: ReceiveRing | None,
         pool: TokenPool | None,
         hidden_size: int,
         epoch: int,
-        on_failure: Callable[[BaseException], None],
+        outbox: Outbox,
     ) -> None:
         """`sampler`: on the last stage. `pool`: on the first of several. `ring`: on all but the first."""
         self._runner = runner
         self._sampler = sampler
         self._device = device
-        self._edges = edges
+        self._inputs = inputs
         self._ring = ring
         self._pool = pool
         self._hidden_size = hidden_size
         self._epoch = epoch
-        self._on_failure = on_failure
+        self.outbox = outbox
         self._last_step = 0
         self.clock = StageClock()
-        self._outgoing: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        threading.Thread(target=self._send_forever, name="sender", daemon=True).start()
 
     @torch.inference_mode()
     def run(self, header: Header, step: Step) -> None:
@@ -174,15 +164,15 @@ class StageLoop:
         self.clock.num_steps += 1
         self.clock.num_tokens += step.num_tokens
         if self._sampler is None:
-            self._outgoing.put(self._hidden_message(header, out, stopwatch))
+            self.outbox.put(self._hidden_message(header, out, stopwatch))
         else:
             copies = None if sampled is None else sampled.download(self._device)
-            self._outgoing.put(_Message(header, stopwatch, None, copies))
+            self.outbox.put(Message(header, stopwatch, sampled=copies))
         if self._ring is not None:
             self._ring.mark_read()
 
     def _input(self, header: Header, step: Step) -> tuple[NDArray[np.int32] | None, torch.Tensor | None]:
-        if self._edges.hidden_in is None:
+        if self._inputs.hidden_in is None:
             if self._pool is None:
                 return step.token_ids, None
             ids = self._pool.resolve(header.step, step)
@@ -190,53 +180,32 @@ class StageLoop:
             return ids, None
         assert self._ring is not None
         frame, payload = wait_for(
-            self._edges.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden"
+            self._inputs.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden"
         )
         return None, rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
 
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
-        if step.masked is None or self._edges.masks_in is None:
+        if step.masked is None or self._inputs.masks_in is None:
             return {}
         masks = {}
         for _ in range(int(step.masked.sum())):
             _frame, payload = wait_for(
-                self._edges.masks_in, self._epoch, header.step, fresh_memory, "token masks"
+                self._inputs.masks_in, self._epoch, header.step, fresh_memory, "token masks"
             )
             values = np.frombuffer(payload, np.uint32)
             masks[int(values[0])] = values[1:]
         return masks
 
-    def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> _Message:
+    def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> Message:
         # A graph overwrites its output at the next replay, and the copy to the host runs beside that.
         rows = rows.clone() if self._device.is_gpu else rows.contiguous()
         flags = ENCODINGS[rows.dtype]
         out = Header(Kind.HIDDEN, rows.nbytes, header.epoch, header.step, header.micro_batch, flags)
-        return _Message(out, stopwatch, self._device.download(rows), None)
+        rows_a_piece = max(LARGE_BYTES // rows[0].nbytes, 1)
+        pieces = tuple(self._device.download(piece) for piece in rows.split(rows_a_piece))
+        return Message(out, stopwatch, pieces)
 
-    def _send_forever(self) -> None:
-        try:
-            while True:
-                message = self._outgoing.get()
-                self._send(message)
-                self.clock.busy_s += message.stopwatch.elapsed_s()
-        except (LinkError, RuntimeError) as error:
-            self._on_failure(error)
-
-    def _send(self, message: _Message) -> None:
-        header, edges = message.header, self._edges
-        if message.hidden is not None:
-            assert edges.hidden_out is not None
-            edges.hidden_out.send(header, rows_as_bytes(message.hidden.wait()))
-            return
-        assert edges.driver is not None
-        if message.sampled is None:
-            edges.driver.send(Header(Kind.SAMPLED, 0, header.epoch, header.step, header.micro_batch))
-            return
-        sampled = message.sampled.wait()
-        if edges.ids_out is not None:
-            ids = np.ascontiguousarray(sampled.ids).data.cast("B")
-            edges.ids_out.send(Header(Kind.IDS, len(ids), header.epoch, header.step, header.micro_batch), ids)
-        payload = encode_sampled(sampled).data.cast("B")
-        edges.driver.send(
-            Header(Kind.SAMPLED, len(payload), header.epoch, header.step, header.micro_batch), payload
-        )
+    def take_stats(self) -> StageStats:
+        """What was done since the last call."""
+        clock, self.clock = self.clock, StageClock()
+        return StageStats(self.outbox.busy.take(), clock.input_wait_s, clock.num_steps, clock.num_tokens)

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bimetal.engine.link.tcp import Connection, Incoming, Listener, Outgoing, TcpIncoming, connect
-from bimetal.engine.stage.loop import Edges, MaskInbox, StageLoop
+from bimetal.engine.stage.loop import Inputs, MaskInbox, StageLoop
+from bimetal.engine.stage.outbox import Outbox
 from bimetal.engine.stage.session import StageSession
 from bimetal.engine.wire.control import (
     LoadStage,
     StageFailed,
     StageStarted,
-    StageStats,
     StartStage,
     decode_control,
     encode_control,
@@ -36,7 +36,7 @@ from bimetal.errors import BimetalError, LinkError, StageError
 _EDGE_TIMEOUT_S = 60.0
 _SPIN_S = 0.002
 """A GPU's stage polls for its input this long before it sleeps: a core of its host is cheaper than its own idle time."""
-_SWITCH_INTERVAL_S = 1e-4
+_SWITCH_INTERVAL_S = 2e-5
 """A receiving thread must not wait for the interpreter longer than a hop takes."""
 
 
@@ -55,12 +55,13 @@ class StageProcess:
         self._commands: queue.SimpleQueue[tuple[Header, memoryview] | _Ended] = queue.SimpleQueue()
         self._driver: Connection | None = None
         self._driver_lock = threading.Lock()
-        self._masks = MaskInbox()
+        self._masks = MaskInbox(self._flush)
         self._edges: dict[str, queue.SimpleQueue[Connection]] = {
             kind: queue.SimpleQueue() for kind in ("hidden", "ids")
         }
         self._session: StageSession | None = None
         self._loop: StageLoop | None = None
+        self._outbox: Outbox | None = None
         self._listener = Listener(address, secret, self._on_connect, self._on_refused)
 
     @property
@@ -128,7 +129,7 @@ class StageProcess:
     def run(self) -> None:
         """Obey until the driver is gone."""
         while True:
-            command = self._commands.get()
+            command = self._next_command()
             if isinstance(command, _Ended):
                 return
             header, payload = command
@@ -136,6 +137,15 @@ class StageProcess:
                 self._obey(header, payload)
             except (BimetalError, RuntimeError, ValueError, OSError, AssertionError) as error:
                 self._fail(error)
+
+    def _next_command(self) -> tuple[Header, memoryview] | _Ended:
+        """Waits for it; what is still to be sent goes out meanwhile."""
+        while self._flush() and self._commands.empty():
+            pass
+        return self._commands.get()
+
+    def _flush(self) -> bool:
+        return self._outbox is not None and self._outbox.flush()
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.STEP:
@@ -174,12 +184,12 @@ class StageProcess:
             raise StageError("START came before LOAD")
         session = self._session
         self._loop, times = session.start(
-            start.epoch, start.num_kv_blocks, self._fail, lambda: self._join_edges(start, session)
+            start.epoch, start.num_kv_blocks, lambda: self._join_edges(start, session)
         )
         assert self._driver is not None
         self._driver.send_frame(encode_control(StageStarted(times)))
 
-    def _join_edges(self, start: StartStage, session: StageSession) -> Edges:
+    def _join_edges(self, start: StartStage, session: StageSession) -> tuple[Inputs, Outbox]:
         """Open the outgoing edges, take the incoming ones that other stages opened."""
         outgoing: dict[str, Outgoing] = {}
         for edge in start.outgoing:
@@ -193,24 +203,17 @@ class StageProcess:
                 raise StageError(
                     f"no stage opened edge {kind!r} within {_EDGE_TIMEOUT_S:.0f} s: is its node up?"
                 ) from None
-            incoming[kind] = TcpIncoming(connection, _SPIN_S if session.device.is_gpu else 0.0)
-        return Edges(
-            hidden_in=incoming.get("hidden"),
-            hidden_out=outgoing.get("hidden"),
-            ids_in=incoming.get("ids"),
-            ids_out=outgoing.get("ids"),
-            masks_in=self._masks,
-            driver=self._driver,
+            incoming[kind] = TcpIncoming(connection, self._flush, _SPIN_S if session.device.is_gpu else 0.0)
+        self._outbox = Outbox(
+            outgoing.get("hidden"), outgoing.get("ids"), self._driver, session.device.is_gpu, self._fail
         )
+        return Inputs(incoming.get("hidden"), incoming.get("ids"), self._masks), self._outbox
 
     def _send_stats(self) -> None:
         assert self._driver is not None
         if self._loop is None:
             raise StageError("STATS came before START")
-        clock = self._loop.clock
-        stats = StageStats(clock.busy_s, clock.input_wait_s, clock.num_steps, clock.num_tokens)
-        self._loop.clock = type(clock)()
-        self._driver.send_frame(encode_control(stats))
+        self._driver.send_frame(encode_control(self._loop.take_stats()))
 
     def _fail(self, error: BaseException) -> None:
         """Tell the driver; it decides what becomes of the requests."""

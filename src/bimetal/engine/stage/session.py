@@ -13,8 +13,9 @@ from bimetal.engine.device import TORCH_DTYPES, Device
 from bimetal.engine.kernels.interface import Kernels
 from bimetal.engine.kernels.torch_reference import TorchKernels
 from bimetal.engine.stage.boundary import ReceiveRing
-from bimetal.engine.stage.loop import Edges, StageLoop, TokenPool
+from bimetal.engine.stage.loop import Inputs, StageLoop, TokenPool
 from bimetal.engine.stage.model import KvCache, StageModel
+from bimetal.engine.stage.outbox import Outbox
 from bimetal.engine.stage.runner import Runner, decode_buckets
 from bimetal.engine.stage.sampler import Sampler
 from bimetal.engine.stage.weights import Checkpoint, DummyWeights, Progress, fingerprint, load_stage_weights
@@ -128,8 +129,7 @@ class StageSession:
         self,
         epoch: int,
         num_kv_blocks: int,
-        on_failure: Callable[[BaseException], None],
-        connect_edges: Callable[[], Edges],
+        join_edges: Callable[[], tuple[Inputs, Outbox]],
     ) -> tuple[StageLoop, dict[int, float]]:
         """The loop, and measured decode step times by row count. Edges are joined once the stage could run."""
         load = self.load
@@ -158,13 +158,13 @@ class StageSession:
             runner.capture()
         sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if n <= load.max_num_seqs]
         times = runner.warm_up(sizes)
-        edges = connect_edges()
+        inputs, outbox = join_edges()
         ring = None
         if not self.is_first:
             largest = load.max_num_batched_tokens * self.spec.hidden_size * self.dtype.itemsize
             ring = ReceiveRing(self.device, _RING_BUFFERS, largest)
-        pool = TokenPool(edges.ids_in, load.max_num_seqs, epoch) if edges.ids_in is not None else None
+        pool = TokenPool(inputs.ids_in, load.max_num_seqs, epoch) if inputs.ids_in is not None else None
         loop = StageLoop(
-            runner, sampler, self.device, edges, ring, pool, self.spec.hidden_size, epoch, on_failure
+            runner, sampler, self.device, inputs, ring, pool, self.spec.hidden_size, epoch, outbox
         )
         return loop, times
