@@ -282,6 +282,7 @@ BAD_FIELDS = [
     ),
     ({"guided_regex": "("}, "guided_regex"),
     ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs.grammar"),
+    ({"guided_grammar": "start: <no_such_token>"}, "guided_grammar"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ({"deadline_s": 0}, "deadline_s"),
     ({"prompt": ""}, "prompt"),

@@ -165,8 +165,8 @@ class Gateway:
         text, ready = self.require_ready()
         fields: GenerationFields = await read_model(request, body, self.settings.max_body_bytes)
         self.check_model(fields.model)
-        if fields.deadline_s is None:
-            fields.deadline_s = _deadline_of_header(request)
+        deadlines_s = [s for s in (fields.deadline_s, _deadline_of_header(request)) if s is not None]
+        fields.deadline_s = min(deadlines_s, default=None)
         limits = ModelLimits(ready.max_model_len, ready.vocab_size)
         prepared = await self._in_thread(lambda: prepare(fields, text, limits))
         self._admit(len(prepared.generates), ready)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from bimetal.errors import RequestError
@@ -48,6 +48,11 @@ def text_grammar(text: str, *, param: str) -> str:
     return _checked(convert, param, "grammar")
 
 
+def check_tokens(grammar: str, tokenizer: LLTokenizer | None, *, param: str) -> str:
+    """The grammar, once its special tokens and token ranges are found to exist in this model's vocabulary."""
+    return grammar if tokenizer is None else _checked(lambda: grammar, param, "grammar", tokenizer)
+
+
 def lark_json(schema: Any, *, param: str) -> str:
     """A JSON schema as the right-hand side of a Lark rule."""
     json_schema_grammar(schema, param=param)
@@ -79,10 +84,10 @@ def _plain_json(schema: Any, param: str) -> str:
         ) from error
 
 
-def _checked(make: Callable[[], str], param: str, what: str) -> str:
+def _checked(make: Callable[[], str], param: str, what: str, tokenizer: LLTokenizer | None = None) -> str:
     try:
         grammar = make()
-        complaint = LLMatcher.validate_grammar(grammar)
+        complaint = LLMatcher.validate_grammar(grammar, tokenizer)
     except Exception as error:
         complaint = str(error) or type(error).__name__
     except BaseException as error:

@@ -86,7 +86,7 @@ def prepare_completion(
         max_tokens=max_tokens,
         logprobs=request.logprobs if wanted else None,
         prompt_logprobs=request.logprobs if request.echo else None,
-        grammar=output_grammar(request),
+        grammar=output_grammar(request, text.grammar_tokenizer),
     )
     return _assemble(
         request,
@@ -127,7 +127,7 @@ def prepare_chat(request: ChatRequest, text: TextModel, limits: ModelLimits, *, 
         limits,
         max_tokens=max_tokens,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        grammar=_chat_grammar(request, tools, choice, style),
+        grammar=_chat_grammar(request, text, tools, choice, style),
     )
     options = _text_options(request, sampling)
     plan = None
@@ -262,7 +262,11 @@ def _tools(request: ChatRequest) -> tuple[list[dict[str, Any]], str | ToolChoice
 
 
 def _chat_grammar(
-    request: ChatRequest, tools: list[dict[str, Any]], choice: str | ToolChoice, style: ToolFormat
+    request: ChatRequest,
+    text: TextModel,
+    tools: list[dict[str, Any]],
+    choice: str | ToolChoice,
+    style: ToolFormat,
 ) -> str | None:
     several = request.parallel_tool_calls is not False
     if isinstance(choice, ToolChoice):
@@ -271,7 +275,7 @@ def _chat_grammar(
     params = [f"tools.{i}" for i in range(len(tools))]
     if choice == "required":
         return forced_call_grammar(style, tools, several=several, params=params)
-    grammar = output_grammar(request)
+    grammar = output_grammar(request, text.grammar_tokenizer)
     if grammar is None or not tools:
         return grammar
     form = request.response_format

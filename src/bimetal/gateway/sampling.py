@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from llguidance import LLTokenizer
+
 from bimetal.engine.wire.api import SamplingParams
 from bimetal.errors import RequestError
 from bimetal.gateway.grammar import (
+    check_tokens,
     choice_grammar,
     json_object_grammar,
     json_schema_grammar,
@@ -115,7 +118,7 @@ def choice_seed(seed: int | None, choice: int) -> int | None:
     return None if seed is None else (seed + choice) % 2**63
 
 
-def output_grammar(fields: GenerationFields) -> str | None:
+def output_grammar(fields: GenerationFields, tokenizer: LLTokenizer | None) -> str | None:
     """The one grammar that the request's several ways to ask for one amount to."""
     asked = _asked_formats(fields)
     if len(asked) > 1:
@@ -123,7 +126,10 @@ def output_grammar(fields: GenerationFields) -> str | None:
             f"{asked[1][0]}: {asked[0][0]} already says what the output must look like: give one",
             param=asked[1][0],
         )
-    return asked[0][1]() if asked else None
+    if not asked:
+        return None
+    param, make = asked[0]
+    return check_tokens(make(), tokenizer, param=param)
 
 
 def _asked_formats(fields: GenerationFields) -> list[tuple[str, _Make]]:

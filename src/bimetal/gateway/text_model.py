@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from bimetal.errors import ConfigError, RequestError
@@ -41,6 +42,8 @@ class TextModel:
     chat_templates: Mapping[str, ChatTemplate] = field(default_factory=dict)
     """By name: `default`, sometimes `tool_use`."""
     defaults: SamplingDefaults = SamplingDefaults()
+    grammar_tokenizer: LLTokenizer | None = None
+    """For checking grammars; None if there is no tokenizer.json to make it from."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch call that keeps no offsets is twice as fast and leaves the interpreter to other threads meanwhile.
@@ -76,7 +79,11 @@ def load_text_model(folder: Path, *, chat_template_path: Path | None = None) -> 
         name: compile_template(source, special_tokens, where=str(path))
         for name, (path, source) in sources.items()
     }
-    return TextModel(tokenizer, read_vocabulary(tokenizer), templates, _read_defaults(folder))
+    path = folder / "tokenizer.json"
+    grammar_tokenizer = LLTokenizer(str(path)) if path.is_file() else None
+    return TextModel(
+        tokenizer, read_vocabulary(tokenizer), templates, _read_defaults(folder), grammar_tokenizer
+    )
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer:
