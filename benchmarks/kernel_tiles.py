@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 
 import torch
-from kernels import DEVICE, DTYPE, Workload, attention, experts, time_s
+from kernels import DEVICE, DTYPE, Workload, attention, choice, elementwise, experts, time_s
 
 from bimetal.engine.kernels.architecture import Architecture
 from bimetal.engine.kernels.registry import Entry, Rule, Tile, compile_entry, read_rules
@@ -43,18 +43,13 @@ def attention_rules(
     shapes = {"HEAD_DIM": head_dim, "BLOCK_TOKENS": block_tokens, "IS_DECODE": is_decode}
     for block_m, block_n, warps, stages, has_descriptors in tiles:
         if block_n <= block_tokens:
-            tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "HAS_DESCRIPTORS": has_descriptors}
-            join = Rule(
-                "join_splits",
-                (DTYPE,),
-                {"HEAD_DIM": (head_dim,), "BLOCK_N": (block_n,)},
-                None,
-                Tile({"BLOCK_SPLITS": 16}, 4, 1),
-            )
-            yield {
-                "paged_attention": rule("paged_attention", warps, stages, shapes, **tile),
-                "join_splits": join,
+            tile = {
+                "BLOCK_M": block_m,
+                "BLOCK_N": block_n,
+                "HAS_DESCRIPTORS": has_descriptors,
+                "BLOCK_SEQUENCES": 256,
             }
+            yield {"paged_attention": rule("paged_attention", warps, stages, shapes, **tile)}
 
 
 def expert_rules(
@@ -82,7 +77,7 @@ def searches() -> Iterator[tuple[Workload, list[Candidate]]]:
     prefill = [
         (m, n, warps, stages, d)
         for m, n, warps, stages in (
-            (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 2), (64, 128, 4, 2),
+            (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 4, 2), (64, 128, 4, 2), (64, 64, 8, 3), (64, 32, 4, 3), (64, 32, 4, 4), (128, 32, 8, 3),
         )
         for d in (0, 1)
     ]  # fmt: skip
@@ -135,7 +130,39 @@ def searches() -> Iterator[tuple[Workload, list[Candidate]]]:
     ]  # fmt: skip
     for rows in (2048, 8192):
         yield experts(f"experts 8x7B, {rows} rows, tiles of 128", rows, 8, 2, 4096, 14336), list(expert_rules(128, large, large_down))  # fmt: skip
+    for rows in (512, 1024):
+        for block_m, tiles in ((64, middle), (128, large)):
+            yield experts(f"experts 8x7B, {rows} rows, tiles of {block_m}", rows, 8, 2, 4096, 14336), list(expert_rules(block_m, tiles, tiles))  # fmt: skip
     yield experts("experts 128, 8192 rows, tiles of 128", 8192, 128, 8, 2048, 768), list(expert_rules(128, large, large_down))  # fmt: skip
+    for workload in elementwise(16384):
+        if workload.name.startswith("rotary"):
+            shapes = {"HEAD_DIM": 128, "BLOCK_TOKENS": 64, "HAS_NORM": 0}
+            yield (
+                workload,
+                [
+                    {"rotary_and_cache": rule("rotary_and_cache", warps, 1, shapes, BLOCK_HEADS=heads)}
+                    for heads in (4, 8, 16, 32)
+                    for warps in (1, 2, 4, 8)
+                ],
+            )
+    for workload in choice(32):
+        if workload.name.startswith("sample"):
+            yield (
+                workload,
+                [
+                    {"sample": rule("sample", warps, 3, None, BLOCK=block, SEGMENT=256, SEGMENTS=1024)}
+                    for block, warps in ((2048, 8), (2048, 16), (4096, 8), (4096, 16), (8192, 8), (8192, 16))
+                ],
+            )
+        else:
+            yield (
+                workload,
+                [
+                    {"greedy": rule("greedy", warps, 3, None, BLOCK=block)}
+                    for block in (4096, 8192, 16384)
+                    for warps in (8, 16, 32)
+                ],
+            )
 
 
 def compiled(job: tuple[Rule, Architecture]) -> str | None:
@@ -150,11 +177,9 @@ def compiled(job: tuple[Rule, Architecture]) -> str | None:
 
 
 def label(candidate: Candidate) -> str:
-    names = [name for name in candidate if name != "join_splits"]
     return " | ".join(
-        f"{name} {list(candidate[name].tile.constants.values())} w{candidate[name].tile.num_warps} "
-        f"s{candidate[name].tile.num_stages}"
-        for name in names
+        f"{name} {list(r.tile.constants.values())} w{r.tile.num_warps} s{r.tile.num_stages}"
+        for name, r in candidate.items()
     )
 
 

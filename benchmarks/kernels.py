@@ -77,6 +77,8 @@ def experts(name: str, rows: int, num_experts: int, top_k: int, hidden: int, inn
     def make() -> tuple[Any, ...]:
         x = torch.randn(rows, hidden, device=DEVICE, dtype=DTYPE)
         logits = torch.randn(rows, num_experts, device=DEVICE)
+        turns = torch.arange(rows * top_k, device=DEVICE).view(rows, top_k) % num_experts
+        logits.scatter_add_(1, turns, torch.full(turns.shape, 10.0, device=DEVICE))
         gate_up = torch.randn(num_experts, 2 * inner, hidden, device=DEVICE, dtype=DTYPE) / math.sqrt(hidden)
         down = torch.randn(num_experts, hidden, inner, device=DEVICE, dtype=DTYPE) / math.sqrt(inner)
         return x, logits, gate_up, down, torch.arange(rows, device=DEVICE, dtype=torch.int32)
@@ -84,7 +86,8 @@ def experts(name: str, rows: int, num_experts: int, top_k: int, hidden: int, inn
     def run(kernels: Kernels, x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:  # fmt: skip
         return kernels.experts(x, logits, gate_up, down, top_k, True, slots)
 
-    hit = num_experts * (1 - (1 - top_k / num_experts) ** rows)
+    # Rows prefer experts in turn, so that every expert that can be hit is, and the bytes are known.
+    hit = min(num_experts, rows * top_k)
     num_bytes = 2 * (hit * 3 * hidden * inner + 2 * rows * hidden)
     return Workload(name, make, run, num_bytes, 6 * rows * top_k * hidden * inner)
 
@@ -214,10 +217,10 @@ def time_s(run: Callable[[], Any], calls: int = 10, replays: int = 5) -> float:
 
 
 def ceilings() -> tuple[float, float]:
-    """(bytes/s of a large copy, counting reads and writes; FLOP/s of a large bf16 product), random data."""
+    """(bytes/s of a large elementwise pass, counting reads and writes; FLOP/s of a large bf16 product), random data."""
     source = torch.randn(2**30, device=DEVICE, dtype=DTYPE)
     target = torch.empty_like(source)
-    bytes_per_s = 4 * source.numel() / time_s(lambda: target.copy_(source))
+    bytes_per_s = 4 * source.numel() / time_s(lambda: torch.neg(source, out=target))
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=DTYPE) for _ in range(2))
     return bytes_per_s, 2 * 8192**3 / time_s(lambda: a @ b)
 

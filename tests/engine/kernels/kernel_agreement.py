@@ -157,7 +157,7 @@ def sample(
     device: torch.device,
     dtype: torch.dtype,
 ) -> float:
-    """How far outside its token's share of the filtered distribution a row's uniform number lies, at most."""
+    """1 if any token is not the one at its uniform number, give or take 1e-4 of the filtered mass; else 0."""
     rows = 24
     logits = (torch.randn(rows, vocabulary, device=device) * 3).to(dtype)
     logits[0, ::2] = -torch.inf
@@ -177,7 +177,6 @@ def sample(
     out = kernels.sample(logits, SamplingTensors(temperatures, uniforms, *chosen)).long()
     if ((out < 0) | (out >= vocabulary)).any():
         return float("inf")
-    # The reference draws the token at each of many uniforms; where it draws `out`, its share begins and ends.
     worst = 0.0
     for row in range(rows):
         if temperatures[row] == 0:
@@ -193,19 +192,15 @@ def sample(
             *(None if v is None else v[row].expand(2) for v in chosen),
         )
         low, high = REFERENCE.sample(logits[row].expand(2, -1), bounds).tolist()
-        exact = SamplingTensors(
-            temperatures[row : row + 1],
-            uniforms[row : row + 1],
-            *(None if v is None else v[row : row + 1] for v in chosen),
-        )
-        if low == high or exact.temperatures.numel() == 0:
-            worst = max(worst, float(out[row] != low))
-        else:
-            worst = max(worst, float(not low <= out[row] <= high))
+        if uniforms[row] + slack > 1:
+            high = (
+                vocabulary - 1
+            )  # tokens of less mass than a float32 sum resolves may follow the reference's last
+        worst = max(worst, float(not low <= out[row] <= high), float(logits[row, out[row]] == -torch.inf))
     return worst
 
 
-LONG = [1, 65, 300, 1111]
+LONG = [1, 65, 300, 700]
 CASES: dict[str, Case] = {
     **{
         f"rms_norm-{columns}-{residual}": partial(rms_norm, columns, 3, residual)
@@ -223,7 +218,7 @@ CASES: dict[str, Case] = {
         for group, head_dim in ((1, 64), (3, 64), (4, 128), (5, 128), (6, 128), (7, 128), (8, 128), (16, 128), (8, 256))
     },
     "decode-window": partial(attention, 4, 64, [1] * 4, LONG, 4, 100),
-    "decode-long": partial(attention, 2, 64, [1] * 2, [5000, 9], 2, None),
+    "decode-long": partial(attention, 2, 64, [1] * 2, [2600, 9], 2, None),
     **{
         f"prefill-group{group}-head{head_dim}": partial(
             attention, group, head_dim, [1, 70, 33], [1, 70, 33], 0, None

@@ -38,6 +38,6 @@ def test_a_tile_that_spills_is_noticed() -> None:
     from bimetal.engine.kernels.registry import Entry, Tile, compile_entry
 
     shapes = {"HEAD_DIM": 128, "BLOCK_TOKENS": 64, "IS_DECODE": 0}
-    tile = Tile({"BLOCK_M": 128, "BLOCK_N": 64, "HAS_DESCRIPTORS": 0}, 4, 2)
+    tile = Tile({"BLOCK_M": 128, "BLOCK_N": 64, "HAS_DESCRIPTORS": 0, "BLOCK_SEQUENCES": 1}, 4, 2)
     entry = Entry(SPECS["paged_attention"], torch.bfloat16, shapes, tile)
     assert _cuda_stack_bytes(compile_entry(entry, ARCHITECTURES["sm_90"])) > 0

@@ -17,7 +17,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bimetal.engine.kernels.architecture import Architecture, architecture_named
 from bimetal.engine.kernels.interface import AttentionMetadata, SamplingTensors, Tensor
-from bimetal.engine.kernels.programs.attention import LONGEST_SPLIT, SHORTEST_SPLIT
 from bimetal.engine.kernels.registry import Launcher, Program, Rule
 from bimetal.engine.kernels.specs import SPECS
 from bimetal.errors import ConfigError
@@ -26,10 +25,9 @@ BLOCK_TOKENS = 64
 """Tokens in a KV block that the attention programs are compiled for: a tile of keys lies in one block, so its address is
 one table entry, and a sequence wastes 32 tokens on average."""
 
-_DECODE_PROGRAMS_PER_MULTIPROCESSOR = 4
-"""Sequences are split until there are so many; more cost more in joining than they gain in balance (H200)."""
-_MOST_DECODE_PROGRAMS = 16384
-_MOST_SPLITS = 64
+_DECODE_PROGRAMS_PER_MULTIPROCESSOR = 2
+"""Long sequences are cut until about so many programs share the keys; more cost more in joining than they gain in
+balance (H200)."""
 
 
 def device_architecture(device: torch.device) -> Architecture:
@@ -46,6 +44,7 @@ class TritonKernels:
     def __init__(self, architecture: Architecture, rules: Sequence[Rule] | None = None) -> None:
         """`rules` other than the architecture's own serve measurements of what to list there."""
         self._launcher = Launcher(SPECS, architecture, rules)
+        self._arrivals: dict[int, Tensor] = {}
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
@@ -135,40 +134,38 @@ class TritonKernels:
         num_heads, head_dim = q.shape[1:]
         block_tokens, num_kv_heads = k_cache.shape[1:3]
         program = self._launcher.program(
-            "paged_attention", q.dtype, HEAD_DIM=head_dim, BLOCK_TOKENS=block_tokens, IS_DECODE=1
+            "paged_attention",
+            q.dtype,
+            num_sequences,
+            HEAD_DIM=head_dim,
+            BLOCK_TOKENS=block_tokens,
+            IS_DECODE=1,
         )
-        block_n = program.tile["BLOCK_N"]
-        longest = meta.max_context_len if window is None else min(meta.max_context_len, window + block_n)
-        wanted_splits, grid_splits = self._splits(num_sequences * num_kv_heads, longest)
-        partial_out = partial_lse = None
-        if grid_splits > 1:
-            parts = (num_sequences, num_heads, grid_splits)
-            partial_out = torch.empty((*parts, head_dim), dtype=torch.float32, device=q.device)
-            partial_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
+        programs = _DECODE_PROGRAMS_PER_MULTIPROCESSOR * self._launcher.architecture.num_multiprocessors
+        extra_items = _ceil_div(programs, num_kv_heads)
+        num_items = num_sequences + extra_items
+        partial_out = torch.empty((num_items, num_heads, head_dim), dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty((num_items, num_heads), dtype=torch.float32, device=q.device)
         program(
-            (num_kv_heads, num_sequences, grid_splits),
-            *(out, partial_out, partial_lse, q, k_cache, v_cache, *_cache_tiles(program, k_cache, v_cache)),
+            (num_kv_heads, num_items, 1),
+            *(
+                out,
+                partial_out,
+                partial_lse,
+                self._arrivals_of(program.tile["BLOCK_SEQUENCES"] * num_kv_heads, q),
+            ),
+            *(q, k_cache, v_cache, *_cache_tiles(program, k_cache, v_cache)),
             *(meta.block_tables, meta.query_starts, meta.context_lens, num_sequences, num_sequences),
             *(meta.block_tables.stride(0), k_cache.stride(0), v_cache.stride(0), num_heads // num_kv_heads),
-            *(num_kv_heads, window or 0, wanted_splits, grid_splits, scale * math.log2(math.e)),
+            *(num_kv_heads, window or 0, extra_items, scale * math.log2(math.e)),
         )
-        if grid_splits > 1:
-            join = self._launcher.program("join_splits", q.dtype, HEAD_DIM=head_dim, BLOCK_N=block_n)
-            join(
-                (num_sequences, num_heads, 1),
-                *(out, partial_out, partial_lse, meta.context_lens),
-                *(num_heads, window or 0, wanted_splits, grid_splits),
-            )
 
-    def _splits(self, num_pairs: int, longest: int) -> tuple[int, int]:
-        """How many parts each sequence's keys should be cut in, and how many the grid has room for, given the number of
-        (sequence, key head) pairs and the longest context: enough parts to fill the chip, and none so long that one
-        long sequence outlasts the rest."""
-        programs = _DECODE_PROGRAMS_PER_MULTIPROCESSOR * self._launcher.architecture.num_multiprocessors
-        most = min(_MOST_SPLITS, _ceil_div(longest, SHORTEST_SPLIT.value))
-        wanted = max(1, min(most, _ceil_div(programs, num_pairs)))
-        room = max(1, min(most, _MOST_DECODE_PROGRAMS // num_pairs))
-        return wanted, max(wanted, min(room, _ceil_div(longest, LONGEST_SPLIT.value)))
+    def _arrivals_of(self, number: int, like: Tensor) -> Tensor:
+        """Counters that every launch leaves at zero, so that none has to clear them; launches on one device must not
+        overlap."""
+        if number not in self._arrivals:
+            self._arrivals[number] = torch.zeros(number, dtype=torch.int32, device=like.device)
+        return self._arrivals[number]
 
     def _prefill(
         self,
@@ -196,10 +193,10 @@ class TritonKernels:
         tiles = (q.shape[0] - meta.num_decodes) // tile_tokens + num_sequences - meta.num_decodes
         program(
             (num_kv_heads, tiles, 1),
-            *(out, None, None, q, k_cache, v_cache, *_cache_tiles(program, k_cache, v_cache)),
+            *(out, None, None, None, q, k_cache, v_cache, *_cache_tiles(program, k_cache, v_cache)),
             *(meta.block_tables, meta.query_starts, meta.context_lens, meta.num_decodes, num_sequences),
             *(meta.block_tables.stride(0), k_cache.stride(0), v_cache.stride(0), group),
-            *(num_kv_heads, window or 0, 1, 1, scale * math.log2(math.e)),
+            *(num_kv_heads, window or 0, 1, scale * math.log2(math.e)),
         )
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:

@@ -14,32 +14,33 @@ import triton.language as tl
 
 from bimetal.engine.kernels.programs.arithmetic import dot
 
-LONGEST_SPLIT = tl.constexpr(2048)
 SHORTEST_SPLIT = tl.constexpr(256)
+"""Keys; below it, joining costs more than it saves."""
 
 
 @triton.jit
-def key_range(first, last, window):
-    """Keys [low, high) that queries at positions first..last see; window 0: all before them."""
-    low = 0
-    if window > 0:
-        low = tl.maximum(first - window + 1, 0)
-    return low, last + 1
+def _work_item(item, lens_ptr, num_sequences, window, extra_items, BLOCK_SEQUENCES: tl.constexpr):
+    """(sequence, its first item, its number of items) for one of num_sequences + extra_items items.
 
-
-@triton.jit
-def split_range(low, high, split, wanted_splits, grid_splits, BLOCK_N: tl.constexpr):
-    """The part [low, high) of the keys that program `split` walks.
-
-    Splits are of equal length, but no shorter than SHORTEST_SPLIT keys and, as far as the grid reaches, no longer
-    than LONGEST_SPLIT.
+    Long sequences are cut so that no item is much longer than the total over extra_items; every program derives the cut
+    from all lengths, so neither the host nor an earlier kernel needs to know them.
     """
-    length = high - low
-    chunk = tl.minimum(tl.cdiv(length, wanted_splits), LONGEST_SPLIT)
-    chunk = tl.maximum(tl.maximum(chunk, SHORTEST_SPLIT), tl.cdiv(length, grid_splits))
-    chunk = tl.cdiv(chunk, BLOCK_N) * BLOCK_N
-    part_low = low + split * chunk
-    return part_low, tl.minimum(part_low + chunk, high), chunk
+    sequences = tl.arange(0, BLOCK_SEQUENCES)
+    seen = tl.load(lens_ptr + sequences, mask=sequences < num_sequences, other=0)
+    if window > 0:
+        seen = tl.minimum(seen, window)
+    longest = tl.maximum(tl.cdiv(tl.sum(seen, axis=0), extra_items), SHORTEST_SPLIT)
+    # A quarter more is not worth a cut.
+    sequence = item
+    first = item
+    count = 1
+    if tl.max(seen, axis=0) > longest + longest // 4:
+        counts = tl.maximum((seen + longest - longest // 4 - 1) // longest, 1)
+        ends = tl.cumsum(tl.where(sequences < num_sequences, counts, 0), axis=0)
+        sequence = tl.sum((ends <= item).to(tl.int32), axis=0)
+        first = tl.max(tl.where(sequences < sequence, ends, 0), axis=0)
+        count = tl.sum(tl.where(sequences == sequence, counts, 0), axis=0)
+    return sequence, first, count
 
 
 @triton.jit
@@ -84,8 +85,9 @@ def _attend(acc, row_max, row_sum, q, k, v, start, high, positions, window, scal
 @triton.jit
 def paged_attention_kernel(
     out_ptr,  # [T, heads, HEAD_DIM]
-    partial_out_ptr,  # [sequences, heads, grid_splits, HEAD_DIM] float32; decode with more than one split only
-    partial_lse_ptr,  # [sequences, heads, grid_splits] float32, in base 2
+    partial_out_ptr,  # [sequences + extra_items, heads, HEAD_DIM] float32; decode only
+    partial_lse_ptr,  # [sequences + extra_items, heads] float32, in base 2
+    arrivals_ptr,  # [sequences, kv heads]; zero before and after
     q_ptr,  # [T, heads, HEAD_DIM]
     k_ptr,  # [blocks, BLOCK_TOKENS, kv heads, HEAD_DIM]
     v_ptr,  # like k
@@ -102,8 +104,7 @@ def paged_attention_kernel(
     group,
     num_kv_heads,
     window,  # 0: none
-    wanted_splits,
-    grid_splits,
+    extra_items,
     scale,  # times log2(e)
     HEAD_DIM: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -111,13 +112,19 @@ def paged_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_DESCRIPTORS: tl.constexpr,
+    BLOCK_SEQUENCES: tl.constexpr,  # at least the sequences that decode
 ):
-    """Grid: (kv heads, sequences that decode, grid_splits), or (kv heads, tiles of tokens) for prefill."""
+    """Grid: (kv heads, num_sequences + extra_items) for decode, (kv heads, tiles of tokens) for prefill."""
     tl.static_assert(BLOCK_TOKENS % BLOCK_N == 0)
     kv_head = tl.program_id(0)
     num_heads = group * num_kv_heads
     if IS_DECODE:
-        sequence = tl.program_id(1)
+        item = tl.program_id(1)
+        sequence, first_item, num_items = _work_item(
+            item, lens_ptr, num_sequences, window, extra_items, BLOCK_SEQUENCES
+        )
+        if sequence >= num_sequences:
+            return
         first_row = sequence
         num_tokens = 1
         context_len = tl.load(lens_ptr + sequence)
@@ -157,15 +164,15 @@ def paged_attention_kernel(
     q = tl.load(q_ptr + row_offsets[:, None] * HEAD_DIM + columns[None, :], mask=is_row[:, None], other=0.0)
     positions = tl.minimum(first_position + tokens, last_position)
 
-    low, high = key_range(first_position, last_position, window)
-    low = (low // BLOCK_N) * BLOCK_N
-    split = 0
+    # The keys that the rows see are among [low, high).
+    low = 0
+    if window > 0:
+        low = (tl.maximum(first_position - window + 1, 0) // BLOCK_N) * BLOCK_N
+    high = last_position + 1
     if IS_DECODE:
-        # Only long sequences have late splits: those start first, so that none is left alone at the end.
-        split = grid_splits - 1 - tl.program_id(2)
-        low, high, chunk = split_range(low, high, split, wanted_splits, grid_splits, BLOCK_N)
-        if low >= high and split > 0:
-            return
+        part = tl.cdiv(tl.cdiv(high - low, num_items), BLOCK_N) * BLOCK_N
+        low = low + (item - first_item) * part
+        high = tl.minimum(low + part, high)
     # Tiles in [full_low, full_high) are seen whole by every row; a decode's memory traffic hides the masks of all.
     full_low = low
     full_high = low
@@ -243,65 +250,53 @@ def paged_attention_kernel(
 
     # Rows without keys (a graph's padding) give zeros.
     divisor = tl.where(row_sum == 0.0, 1.0, row_sum)
-    result = acc / divisor[:, None]
-    is_partial = False
-    if IS_DECODE:
-        # One split is the answer; more are joined by the kernel below.
-        is_partial = tl.cdiv(last_position + 1 - (low - split * chunk), chunk) > 1
-    if is_partial:
-        partial = (sequence * num_heads + heads) * grid_splits + split
-        partial_offsets = partial.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]
-        tl.store(partial_out_ptr + partial_offsets, result, mask=is_row[:, None])
-        tl.store(partial_lse_ptr + partial, row_max + tl.log2(divisor), mask=is_row)
-    else:
-        dtype = out_ptr.dtype.element_ty
-        tl.store(
-            out_ptr + row_offsets[:, None] * HEAD_DIM + columns[None, :],
-            result.to(dtype),
-            mask=is_row[:, None],
-        )
+    acc = acc / divisor[:, None]
+    is_written = is_row
+    if IS_DECODE:  # noqa: SIM102 - known when compiled, unlike the next
+        if num_items > 1:
+            lse = row_max + tl.log2(divisor)
+            acc, is_last = _join(
+                acc, lse, item, first_item, num_items, partial_out_ptr, partial_lse_ptr,
+                arrivals_ptr + sequence * num_kv_heads + kv_head, num_heads, heads, is_row, HEAD_DIM,
+            )  # fmt: skip
+            is_written &= is_last
+    out_offsets = row_offsets[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=is_written[:, None])
 
 
 @triton.jit
-def join_splits_kernel(
-    out_ptr,  # [sequences, heads, HEAD_DIM]
-    partial_out_ptr,
-    partial_lse_ptr,
-    lens_ptr,
-    num_heads,
-    window,
-    wanted_splits,
-    grid_splits,
+def _join(
+    acc, lse, item, first_item, num_items, partial_out_ptr, partial_lse_ptr, arrival_ptr, num_heads, heads, is_row,
     HEAD_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,  # of the attention that wrote the parts
-    BLOCK_SPLITS: tl.constexpr,
-):
-    """Weigh the parts of each decoding row by their share of the softmax. Grid: (sequences, heads)."""
-    sequence = tl.program_id(0)
-    head = tl.program_id(1)
-    context_len = tl.load(lens_ptr + sequence)
-    low, high = key_range(context_len - 1, context_len - 1, window)
-    low = (low // BLOCK_N) * BLOCK_N
-    _, _, chunk = split_range(low, high, 0, wanted_splits, grid_splits, BLOCK_N)
-    num_splits = tl.cdiv(high - low, chunk)
-    if num_splits <= 1:
-        return
+):  # fmt: skip
+    """Leave this item's part in memory; the last of the sequence's items to arrive weighs all parts by their share of
+    the softmax and returns (the whole, True)."""
     columns = tl.arange(0, HEAD_DIM)
-    row = (sequence * num_heads + head).to(tl.int64)
-    largest = float("-inf")
-    total = 0.0
-    acc = tl.zeros((HEAD_DIM,), tl.float32)
-    for first in range(0, num_splits, BLOCK_SPLITS):
-        splits = first + tl.arange(0, BLOCK_SPLITS)
-        is_split = splits < num_splits
-        lse = tl.load(partial_lse_ptr + row * grid_splits + splits, mask=is_split, other=float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(lse, axis=0))
-        weights = tl.exp2(lse - new_largest)
-        offsets = (row * grid_splits + splits)[:, None] * HEAD_DIM + columns[None, :]
-        parts = tl.load(partial_out_ptr + offsets, mask=is_split[:, None], other=0.0)
-        decay = tl.exp2(largest - new_largest)
-        acc = acc * decay + tl.sum(parts * weights[:, None], axis=0)
-        total = total * decay + tl.sum(weights, axis=0)
-        largest = new_largest
-    dtype = out_ptr.dtype.element_ty
-    tl.store(out_ptr + row * HEAD_DIM + columns, (acc / total).to(dtype))
+    row = item * num_heads + heads
+    tl.store(
+        partial_out_ptr + row.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :], acc, mask=is_row[:, None]
+    )
+    tl.store(partial_lse_ptr + row, lse, mask=is_row)
+    # Every thread's part is written before the arrival is announced.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu") == num_items - 1
+    if is_last:
+        tl.store(arrival_ptr, 0)
+        largest = tl.full(lse.shape, float("-inf"), tl.float32)
+        total = tl.zeros(lse.shape, tl.float32)
+        acc = tl.zeros(acc.shape, tl.float32)
+        for other in tl.range(first_item, first_item + num_items, loop_unroll_factor=4):
+            row = other * num_heads + heads
+            # From the last-level cache: other multiprocessors wrote it.
+            lse = tl.load(partial_lse_ptr + row, mask=is_row, other=0.0, cache_modifier=".cg")
+            offsets = row.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :]
+            part = tl.load(partial_out_ptr + offsets, mask=is_row[:, None], other=0.0, cache_modifier=".cg")
+            # The first item always has keys, so `larger` is finite.
+            larger = tl.maximum(largest, lse)
+            weight = tl.exp2(lse - larger)
+            decay = tl.exp2(largest - larger)
+            acc = acc * decay[:, None] + part * weight[:, None]
+            total = total * decay + weight
+            largest = larger
+        acc = acc / total[:, None]
+    return acc, is_last
