@@ -1,6 +1,7 @@
 """`Kernels`: the operations that a stage's forward is made of, apart from dense products.
 
-Two implementations: `torch_reference` (any device, the oracle of the tests) and `triton_kernels` (CUDA and ROCm).
+Two implementations: `torch_reference` (any device, the oracle of the tests) and `triton_kernels` (CUDA and ROCm;
+its KV blocks hold `triton_kernels.BLOCK_TOKENS` tokens).
 Shapes: T rows of a flat batch (tokens of all sequences, one after the other, never padded per sequence), B sequences.
 A row whose slot is -1 is padding up to a graph's bucket: it writes no KV, is not routed to experts, and its output is
 undefined. All index tensors are int32 on the compute device.
@@ -117,5 +118,6 @@ class Kernels(Protocol):
 
     def sample(self, logits: Tensor, sampling: SamplingTensors) -> Tensor:
         """[R, V] -> [R] int32. Order of the filters: temperature, then top_k, then top_p on what is left, then min_p
-        relative to the largest probability. Ties at the top_k boundary are all kept.
+        relative to the largest probability. Ties at a boundary are all kept: a token stays if fewer than top_k tokens,
+        or less than top_p of the mass, are more probable than it.
         """

@@ -268,7 +268,8 @@ class Launcher:
         constants = [entry.constants[name] for name in entry.spec.constant_names]
 
         def launch(grid: Grid, values: list[Any]) -> None:
-            # What compiled[grid](...) does, less the look-ups of hooks that nobody set: they cost more than the launch.
+            # Its first use loads the program, which sets its function. This is compiled[grid](...), less the
+            # look-ups of hooks that nobody set: they cost more than the launch.
             stream = torch.cuda.current_stream().cuda_stream
             compiled.run(
                 *grid,
@@ -282,5 +283,4 @@ class Launcher:
                 *constants,
             )
 
-        compiled.run  # noqa: B018 - loads the program onto the device, which sets its function
         return Program(entry, launch, False)

@@ -7,6 +7,8 @@ host synchronisations happen only for prefill, for experts and for sampling filt
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional as F
 
@@ -17,10 +19,16 @@ _FEW_CANDIDATES = 1024
 
 
 class TorchKernels:
-    """`interface.Kernels` in plain torch; stateless."""
+    """`interface.Kernels` in plain torch. All it remembers is where the last step's decoding sequences read their keys,
+    which is the same in every layer."""
+
+    def __init__(self) -> None:
+        self._last: tuple[AttentionMetadata, int | None, DecodeReads] | None = None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         # Normalised in float32, rounded to x's dtype, then scaled: the order in which Llama's own code rounds.
+        if x.dtype == torch.float32:
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -41,15 +49,14 @@ class TorchKernels:
         num_kv_heads, head_dim = k_cache.shape[-2:]
         heads = qkv.view(qkv.shape[0], -1, head_dim)
         num_heads = heads.shape[1] - 2 * num_kv_heads
-        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        if q_norm is not None:
-            q = self.rms_norm(q, q_norm, eps)
-        if k_norm is not None:
-            k = self.rms_norm(k, k_norm, eps)
+        turned, v = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+        if q_norm is not None and k_norm is not None:
+            q, k = turned[:, :num_heads], turned[:, num_heads:]
+            turned = torch.cat((self.rms_norm(q, q_norm, eps), self.rms_norm(k, k_norm, eps)), dim=1)
         cos, sin = cos_sin[meta.positions].unsqueeze(1).chunk(2, dim=-1)
-        q = _rotate(q, cos, sin)
-        _write(k_cache, v_cache, _rotate(k, cos, sin), v, meta.slots)
-        return q
+        turned = _rotate(turned, cos, sin)
+        _write(k_cache, v_cache, turned[:, num_heads:], v, meta.slots)
+        return turned[:, :num_heads]
 
     def attention(
         self,
@@ -62,9 +69,13 @@ class TorchKernels:
     ) -> Tensor:
         num_rows = q.shape[0]
         num_decodes = meta.num_decodes
-        out = torch.zeros_like(q)
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
         if num_decodes > 0:
-            out[:num_decodes] = _decode(q[:num_decodes], k_cache, v_cache, meta, scale, window)
+            reads = self._decode_reads(meta, k_cache, window)
+            decoded = _decode(q[:num_decodes], k_cache, v_cache, reads, scale)
+            if num_decodes == num_rows:
+                return decoded.reshape(num_rows, -1)
+            out[:num_decodes] = decoded
         if meta.context_lens.shape[0] > num_decodes:
             starts, lens = meta.query_starts.tolist(), meta.context_lens.tolist()
             for sequence in range(num_decodes, len(lens)):
@@ -73,6 +84,11 @@ class TorchKernels:
                     table = meta.block_tables[sequence]
                     out[rows] = _prefill(q[rows], k_cache, v_cache, table, lens[sequence], scale, window)
         return out.view(num_rows, -1)
+
+    def _decode_reads(self, meta: AttentionMetadata, k_cache: Tensor, window: int | None) -> DecodeReads:
+        if self._last is None or self._last[0] is not meta or self._last[1] != window:
+            self._last = (meta, window, _decode_reads(meta, k_cache, window))
+        return self._last[2]
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -152,29 +168,46 @@ def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slots: Tensor
         flat.index_copy_(0, targets, torch.where(is_kept[source][:, None, None], new[source], flat[targets]))
 
 
-def _decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMetadata, scale: float, window: int | None
-) -> Tensor:
-    """One query per sequence, [n, Hq, D], all sequences padded to the longest and computed as one batch."""
-    num_sequences, num_heads, head_dim = q.shape
-    block_tokens, num_kv_heads = k_cache.shape[1:3]
-    lens = meta.context_lens[:num_sequences].clamp(min=1).unsqueeze(1)
-    longest = int(lens.max()) if lens.device.type == "cpu" else meta.max_context_len
-    positions = torch.arange(longest, device=q.device, dtype=torch.int32).unsqueeze(0)
+@dataclass(frozen=True, slots=True)
+class DecodeReads:
+    """Where n decoding sequences find their keys, padded to the longest."""
+
+    slots: Tensor
+    """[n * longest]"""
+    is_seen: Tensor | None
+    """[n, 1, 1, longest]; None: all of them."""
+    longest: int
+
+
+def _decode_reads(meta: AttentionMetadata, k_cache: Tensor, window: int | None) -> DecodeReads:
+    n, block_tokens = meta.num_decodes, k_cache.shape[1]
+    lens = meta.context_lens[:n].clamp(min=1).unsqueeze(1)
+    on_host = lens.device.type == "cpu"
+    longest = int(lens.max()) if on_host else meta.max_context_len
+    positions = torch.arange(longest, device=lens.device, dtype=torch.int32).unsqueeze(0)
     # Past a sequence's end its last token is read again, and masked: unwritten slots may hold anything, NaN included.
     nearest = torch.minimum(positions, lens - 1).long()
-    blocks = meta.block_tables[:num_sequences].gather(1, nearest // block_tokens)
+    blocks = meta.block_tables[:n].gather(1, nearest // block_tokens)
     # A graph's padding sequences have no blocks, so theirs may be any number.
     slots = (blocks.clamp(0, k_cache.shape[0] - 1) * block_tokens + nearest % block_tokens).flatten()
-    shape = (num_sequences, longest, num_kv_heads, head_dim)
-    k = k_cache.flatten(0, 1).index_select(0, slots).view(shape).transpose(1, 2)
-    v = v_cache.flatten(0, 1).index_select(0, slots).view(shape).transpose(1, 2)
     is_seen = positions < lens
     if window is not None:
         is_seen &= positions >= lens - window
+    if on_host and bool(is_seen.all()):
+        return DecodeReads(slots, None, longest)
+    return DecodeReads(slots, is_seen[:, None, None, :], longest)
+
+
+def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, reads: DecodeReads, scale: float) -> Tensor:
+    """One query per sequence, [n, Hq, D], all sequences padded to the longest and computed as one batch."""
+    num_sequences, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    shape = (num_sequences, reads.longest, num_kv_heads, head_dim)
+    k = k_cache.flatten(0, 1).index_select(0, reads.slots).view(shape).transpose(1, 2)
+    v = v_cache.flatten(0, 1).index_select(0, reads.slots).view(shape).transpose(1, 2)
     # The query heads that share a key head stand where SDPA expects query rows, so no key is repeated.
     grouped = q.reshape(num_sequences, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=is_seen[:, None, None, :], scale=scale)
+    out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=reads.is_seen, scale=scale)
     return out.reshape(q.shape)
 
 
