@@ -240,10 +240,13 @@ class Launcher:
     def _load(self, kernel: str, dtype: torch.dtype, shapes: Mapping[str, int]) -> list[tuple[int, Program]]:
         rules = [rule for rule in self._rules if rule.matches(kernel, dtype, shapes)]
         if not rules:
-            known = [rule for rule in self._rules if rule.kernel == kernel]
-            offered = sorted(
-                {f"{name} {list(values)}" for rule in known for name, values in rule.shapes.items()}
-            )
+            known = [
+                (name, v) for rule in self._rules if rule.kernel == kernel for name, v in rule.shapes.items()
+            ]
+            values = {
+                name: sorted({v for other, vs in known if other == name for v in vs}) for name, _ in known
+            }
+            offered = [f"{name} {numbers}" for name, numbers in values.items()]
             raise ConfigError(
                 f"kernel {kernel} with {dtype}, {dict(shapes)} is not listed for {self.architecture.name} (listed: "
                 f"{'; '.join(offered) or 'no shapes'}): use the torch kernels, or add a rule to "
