@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,6 +38,14 @@ def wait_for(
             return header, payload
         if header.epoch == epoch and header.step > step:
             raise StageError(f"{name}: step {step} is due, but {header.step} came: a message was lost")
+
+
+def _within(memory: memoryview, header: Header) -> memoryview:
+    if header.num_bytes > len(memory):
+        raise StageError(
+            f"a {header.kind.name} frame of {header.num_bytes} bytes, its step has {len(memory)}"
+        )
+    return memory[: header.num_bytes]
 
 
 class MaskInbox:
@@ -153,7 +162,7 @@ class StageLoop:
         began = time.perf_counter()
         stopwatch = Stopwatch(self._device.is_gpu)
         prepared = self._runner.prepare(step)  # while the input is on its way
-        ids, hidden = self._input(header, step)
+        ids, hidden = self._input(header, step, prepared.input_memory)
         self.clock.input_wait_s += time.perf_counter() - began
         stopwatch.start()
         out = self._runner.run(prepared, ids, hidden)
@@ -168,10 +177,12 @@ class StageLoop:
         else:
             copies = None if sampled is None else sampled.download(self._device)
             self.outbox.put(Message(header, stopwatch, sampled=copies))
-        if self._ring is not None:
+        if self._ring is not None and prepared.input_memory is None:
             self._ring.mark_read()
 
-    def _input(self, header: Header, step: Step) -> tuple[NDArray[np.int32] | None, torch.Tensor | None]:
+    def _input(
+        self, header: Header, step: Step, memory: memoryview | None
+    ) -> tuple[NDArray[np.int32] | None, torch.Tensor | None]:
         if self._inputs.hidden_in is None:
             if self._pool is None:
                 return step.token_ids, None
@@ -179,9 +190,8 @@ class StageLoop:
             self._pool.expect(header.step, step)
             return ids, None
         assert self._ring is not None
-        frame, payload = wait_for(
-            self._inputs.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden"
-        )
+        allocate = self._ring.allocate if memory is None else partial(_within, memory)
+        frame, payload = wait_for(self._inputs.hidden_in, self._epoch, header.step, allocate, "edge hidden")
         return None, rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
 
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
