@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .servers import StartServer, server_starter
+from .servers import RunningServer, StartServer, demo_model, serve, server_starter
 
 ORDERS = ["<die>", "<fatal>", "<error>", "<forever>", "<nonsense>"]
 CHAT_TEMPLATE = (
@@ -51,3 +51,20 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 def start_server(checkpoint: Path, tmp_path: Path) -> Iterator[StartServer]:
     with server_starter(checkpoint, tmp_path) as start:
         yield start
+
+
+@pytest.fixture(scope="session")
+def demo_server() -> Iterator[RunningServer]:
+    """`bimetal serve` on the demo model; its key is `sesame`, a body may have 200,000 bytes."""
+    flags = (
+        "--api-key",
+        "sesame",
+        "--max-body-bytes",
+        "200000",
+        "--max-num-seqs",
+        "16",
+        "--max-model-len",
+        "2048",
+    )
+    with serve("--model", str(demo_model()), "--layers", "18,12", *flags) as running:
+        yield running

@@ -140,20 +140,20 @@ def demo_model() -> Path:
 
 
 @contextlib.contextmanager
-def serve_demo(*flags: str) -> Iterator[RunningServer]:
-    """`bimetal serve` on the demo model over two uneven CPU stages."""
+def serve(*flags: str) -> Iterator[RunningServer]:
+    """`bimetal serve` as a process, with one thread a stage."""
     port = free_port()
     command = [
         sys.executable,
         "-m",
         "bimetal.cli.main",
         "serve",
-        "--model",
-        str(demo_model()),
-        "--layers",
-        "18,12",
+        "--port",
+        str(port),
+        "--num-threads",
+        "1",
+        *flags,
     ]
-    command += ["--num-threads", "1", "--port", str(port), "--max-model-len", "2048", *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     server = RunningServer(f"http://127.0.0.1:{port}", process, Path("/nonexistent"))
     try:

@@ -9,14 +9,13 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bimetal.gateway.responses import ChatCompletion, ErrorBody
 
-from .servers import RunningServer, serve_demo
+from .servers import RunningServer
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "api.md"
 
@@ -28,19 +27,13 @@ def test_docstrings(name: str) -> None:
     assert tried.failed == 0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve_demo("--api-key", "sesame") as running:
-        yield running
-
-
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 
 @pytest.mark.slow
-def test_documented_calls(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    script = "\n".join(blocks("python")).replace("http://127.0.0.1:8000", server.url)
+def test_documented_calls(demo_server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    script = "\n".join(blocks("python")).replace("http://127.0.0.1:8000", demo_server.url)
     exec(compile(script, str(DOCUMENT), "exec"), {})
     said = capsys.readouterr().out
     assert said.startswith("The capital of France is Paris.\n")
@@ -51,7 +44,7 @@ def test_documented_calls(server: RunningServer, capsys: pytest.CaptureFixture[s
     assert set(json.loads(arguments)) == {"city"}
     for command in blocks("bash") if shutil.which("curl") else ():
         ran = subprocess.run(
-            command.replace("http://127.0.0.1:8000", server.url), shell=True, capture_output=True
+            command.replace("http://127.0.0.1:8000", demo_server.url), shell=True, capture_output=True
         )
         assert (
             ChatCompletion.model_validate_json(ran.stdout).choices[0].message.content

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
 
 import openai
 import pytest
 
-from .servers import RunningServer, serve_demo, wait_until
+from .servers import RunningServer, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -32,14 +31,8 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serve_demo("--api-key", "sesame", "--max-body-bytes", "200000", "--max-num-seqs", "16") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="sesame", max_retries=0, timeout=60)
+def client(demo_server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="sesame", max_retries=0, timeout=60)
 
 
 # -- answers --------------------------------------------------------------------------------------------------------
@@ -99,7 +92,7 @@ def test_completion_streaming(client: openai.OpenAI) -> None:
     assert whole.usage.completion_tokens == 24
 
 
-def test_prompts_as_text_as_ids_and_several(client: openai.OpenAI, server: RunningServer) -> None:
+def test_prompts_as_text_as_ids_and_several(client: openai.OpenAI, demo_server: RunningServer) -> None:
     from tokenizers import Tokenizer
 
     from .servers import demo_model
@@ -204,16 +197,16 @@ def test_completion_logprobs_and_echo(client: openai.OpenAI) -> None:
 
 
 def test_n_and_seed(client: openai.OpenAI) -> None:
-    fields = {"model": MODEL, "prompt": "My favourite animal is", "max_tokens": 12, "temperature": 1.0}
+    fields = {"model": MODEL, "prompt": "My favourite animal is", "max_tokens": 6, "temperature": 1.0}
     fields["extra_body"] = {"ignore_eos": True}
-    first = client.completions.create(n=4, seed=11, **fields)
-    again = client.completions.create(n=4, seed=11, **fields)
-    other = client.completions.create(n=4, seed=500, **fields)
+    first = client.completions.create(n=3, seed=11, **fields)
+    again = client.completions.create(n=3, seed=11, **fields)
+    other = client.completions.create(n=3, seed=500, **fields)
     texts = [choice.text for choice in first.choices]
     assert len(set(texts)) > 1
     assert [choice.text for choice in again.choices] == texts
     assert [choice.text for choice in other.choices] != texts
-    assert first.usage.completion_tokens == 48
+    assert first.usage.completion_tokens == 18
     # Choice i has the seed of a request for one choice with seed + i.
     assert client.completions.create(n=1, seed=13, **fields).choices[0].text == texts[2]
 
@@ -303,8 +296,10 @@ def test_regex_and_choice(client: openai.OpenAI) -> None:
     )
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize(
+    ("choice", "stream"),
+    [("required", False), ({"type": "function", "function": {"name": "get_weather"}}, True)],
+)
 def test_forced_tool_call(client: openai.OpenAI, choice: str | dict, stream: bool) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
@@ -402,7 +397,7 @@ def test_bad_requests(client: openai.OpenAI) -> None:
     refused(bad, "modalities", chat, model=MODEL, messages=FRANCE, modalities=["audio"])
 
 
-def test_wrong_key_long_body_and_unknown_path(client: openai.OpenAI, server: RunningServer) -> None:
+def test_wrong_key_long_body_and_unknown_path(client: openai.OpenAI, demo_server: RunningServer) -> None:
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="guess").models.list()
     with pytest.raises(openai.APIStatusError) as caught:
@@ -425,21 +420,21 @@ def test_deadline(client: openai.OpenAI) -> None:
         )
 
 
-def test_leaving_frees_the_engine(client: openai.OpenAI, server: RunningServer) -> None:
+def test_leaving_frees_the_engine(client: openai.OpenAI, demo_server: RunningServer) -> None:
     stream = client.completions.create(
         model=MODEL, prompt="Once", max_tokens=1500, n=3, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
-    assert server.metric("bimetal_sequences_running") == 3
+    assert demo_server.metric("bimetal_sequences_running") == 3
     stream.close()
-    wait_until(lambda: server.metric("bimetal_sequences_running") == 0)
+    wait_until(lambda: demo_server.metric("bimetal_sequences_running") == 0)
     # The engine's own report comes once a second: its blocks are free again.
-    wait_until(lambda: server.metric("bimetal_kv_cache_used_ratio") == 0, 5)
+    wait_until(lambda: demo_server.metric("bimetal_kv_cache_used_ratio") == 0, 5)
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.5).completions.create(
             model=MODEL, prompt="Once", max_tokens=1500, extra_body={"ignore_eos": True}
         )
-    wait_until(lambda: server.metric("bimetal_sequences_running") == 0)
+    wait_until(lambda: demo_server.metric("bimetal_sequences_running") == 0)
     began_s = time.monotonic()
     assert client.completions.create(model=MODEL, prompt="Hello", max_tokens=4).choices[0].text
     assert time.monotonic() - began_s < 5

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from bimetal.cli.main import bimetal
 from bimetal.errors import BimetalError
 
-from .servers import demo_model, serve_demo, wait_until
+from .servers import serve, wait_until
 
 
 def refusal(*arguments: str) -> str:
@@ -24,18 +25,29 @@ def refusal(*arguments: str) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model's config, with nothing behind it."""
-    config = (
-        '{"model_type": "llama", "num_hidden_layers": 30, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 300,'
-        '"intermediate_size": 128, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "num_key_value_heads": 4}'
-    )
-    (tmp_path / "config.json").write_text(config)
-    return tmp_path
+def tiny_model(checkpoint: Path, tmp_path: Path) -> Path:
+    """The config of a small model and its tokenizer; its weights are made up when it is loaded."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 30,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 300,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 0,
+        "torch_dtype": "float32",
+    }
+    folder = tmp_path / "tiny"
+    shutil.copytree(checkpoint, folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
-def test_what_cannot_be_served_is_named(folder: Path, tmp_path: Path) -> None:
-    model = ("--model", str(folder))
+def test_what_cannot_be_served_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    model = ("--model", str(tiny_model))
     assert "FILE" in refusal()
     assert "--layers" in refusal(*model, "--layers", "18,13")
     assert "--layers" in refusal(*model, "--layers", "18;12")
@@ -57,26 +69,20 @@ def test_help_starts_at_once_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_server_leaves_no_process() -> None:
-    demo_model()
-    with serve_demo("--max-num-seqs", "4") as server:
+@pytest.mark.parametrize("victim", ["server", "stage"])
+def test_no_process_outlives_another(tiny_model: Path, victim: str) -> None:
+    with serve("--model", str(tiny_model), "--load-format", "dummy") as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
-        assert len(family) >= 3  # the driver and two stages
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait(5)
-        wait_until(
-            lambda: not any(process.is_running() and process.status() != "zombie" for process in family), 5
-        )
-
-
-@pytest.mark.slow
-def test_a_dead_stage_ends_the_server_with_a_message() -> None:
-    with serve_demo("--max-num-seqs", "4") as server:
-        family = psutil.Process(server.process.pid).children(recursive=True)
-        stage = next(process for process in family if "bimetal.engine.stage.process" in process.cmdline())
-        stage.kill()
+        stages = [process for process in family if "bimetal.engine.stage.process" in process.cmdline()]
+        assert len(stages) == 1
+        assert len(family) >= 2  # the driver as well
+        if victim == "server":
+            server.process.kill()
+        else:
+            stages[0].kill()
         assert server.process.wait(10) != 0
-        assert "stage 0" in server.process.stderr.read()
+        if victim == "stage":
+            assert "stage 0" in server.process.stderr.read()
         wait_until(
             lambda: not any(process.is_running() and process.status() != "zombie" for process in family), 5
         )
