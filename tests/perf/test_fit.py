@@ -117,3 +117,22 @@ def test_draws_spread_as_the_posterior_does(problem):
     spread = np.sqrt(np.trace(covariance))
     assert np.sqrt((calibration.draws.std(axis=0) ** 2).sum()) == pytest.approx(spread, rel=0.1)
     assert set(calibration.rows_of_gpu) == {"H100-SXM-80GB", "H200-SXM-141GB", "MI300X"}
+
+
+def test_intervals_know_what_was_left_out(problem):
+    """Also where one model is fitted apart: a GPU that was left out is predicted with less certainty than one that was
+    not, and the rest learns nothing from what is apart."""
+    made, fit = problem
+    apart = np.array([o.query.point.model.name == "Llama-3.1-8B" for o in made.observations])
+    main = made.fit(~apart, rounds=1, start=fit)
+    extended = made.extend(main, np.ones(len(apart), bool), apart)
+    assert np.array_equal(made.predict(main.effects)[~apart], made.predict(extended.effects)[~apart])
+    error = np.abs(made.predict(extended.effects) - made.log_values)[apart]
+    assert np.median(error) < np.median(np.abs(made.predict(main.effects) - made.log_values)[apart])
+    by_shape = hold_out(made, shape_folds(made, 4), fit, apart=apart)
+    by_gpu = hold_out(made, gpu_folds(made, least_rows=1), fit, apart=apart)
+    widths = [
+        np.median([h.half_width for h in held if h.observation.query.target == "tpot"])
+        for held in (by_shape, by_gpu)
+    ]
+    assert widths[1] > 1.2 * widths[0]

@@ -66,7 +66,7 @@ def hold_out(
         left = fold_of != fold
         fit = problem.fit(left & base, rounds=FOLD_ROUNDS, start=start)
         if not base.all():
-            fit = problem.extend(fit, left & ~base, base)
+            fit = problem.extend(fit, left, ~base)
         logs, jacobian = problem.linearise(fit.effects)
         halves = half_widths(problem, fit, jacobian)
         for i in np.flatnonzero(~left):

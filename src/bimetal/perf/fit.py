@@ -109,28 +109,26 @@ class FitProblem:
                 noise = self._noise(base, jacobian @ inverse_root, noise, use)
         return Fit(self.design, effects, sds, noise, self._active, root, rounds)
 
-    def extend(self, fit: Fit, mask: NDArray[np.bool_], base_mask: NDArray[np.bool_]) -> Fit:
-        """The effects that only observations outside `base_mask` depend on, from those in `mask`; all others stay.
+    def extend(self, fit: Fit, mask: NDArray[np.bool_], apart: NDArray[np.bool_]) -> Fit:
+        """The effects that only observations `apart` depend on, from those of them in `mask`; all others stay.
 
-        For a model that is scored apart: it learns from the rest, and the rest learns nothing from it.
+        For a model that is scored apart: it learns from the rest, and the rest learns nothing from it. `mask` is what
+        `fit` was made of, and the observations apart that may be used.
         """
         _, jacobian = self.linearise(fit.effects)
-        shared = np.abs(jacobian[base_mask]).max(axis=0) > 0
+        shared = np.abs(jacobian[~apart]).max(axis=0) > 0
         own = self._active[~shared[self._active]]
         everything, self._active = self._active, own
         try:
             effects = self._ascend(
-                fit.effects, self.design.prior_means, fit.sds, fit.noise, mask, max_steps=12
+                fit.effects, self.design.prior_means, fit.sds, fit.noise, mask & apart, max_steps=12
             )
         finally:
             self._active = everything
         base, jacobian = self.linearise(effects)
-        jacobian[np.ix_(~base_mask, np.flatnonzero(shared))] = 0.0
-        root = cholesky(
-            self._precision(
-                jacobian[:, self._active], self._weights(base, fit.noise, mask | base_mask), fit.sds
-            )
-        )
+        jacobian[np.ix_(apart, np.flatnonzero(shared))] = 0.0
+        weights = self._weights(base, fit.noise, mask)
+        root = cholesky(self._precision(jacobian[:, self._active], weights, fit.sds))
         return Fit(self.design, effects, fit.sds, fit.noise, self._active, root, fit.num_rounds)
 
     def _precision(self, jacobian: Array, weights: Array, sds: Array) -> Array:

@@ -53,7 +53,7 @@ def run_study(rows: MeasurementSet, date: str, progress: Callable[[str], None]) 
     apart = np.array([o.query.point.model.name in APART for o in problem.observations])
     progress(f"fitting {len(problem.design.effects)} effects to {len(problem.observations)} observations")
     main = problem.fit(~apart, rounds=FIT_ROUNDS)
-    fit = problem.extend(main, apart, ~apart) if apart.any() else main
+    fit = problem.extend(main, np.ones(len(apart), bool), apart) if apart.any() else main
     shape = hold_out(problem, shape_folds(problem), fit, lambda text: progress(f"by shape, {text}"), apart)
     scale = interval_scale(shape)
     calibration = to_calibration(problem, fit, scale, date)
