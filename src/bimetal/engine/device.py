@@ -33,10 +33,6 @@ class HostCopy:
     tensor: torch.Tensor
     event: torch.cuda.Event | None
 
-    @property
-    def is_done(self) -> bool:
-        return self.event is None or bool(self.event.query())
-
     def wait(self) -> torch.Tensor:
         if self.event is not None:
             self.event.synchronize()
@@ -70,19 +66,6 @@ class Stopwatch:
             return self._seconds
         self._events[1].synchronize()
         return float(self._events[0].elapsed_time(self._events[1])) / MS_PER_S
-
-
-class _HostMemory:
-    """Pinned memory by the protocol through which torch takes over foreign device memory (ROCm's builds too)."""
-
-    def __init__(self, pinned: torch.Tensor) -> None:
-        self._keep = pinned
-        self.__cuda_array_interface__ = {
-            "shape": tuple(pinned.shape),
-            "typestr": "|u1",
-            "data": (pinned.data_ptr(), False),
-            "version": 3,
-        }
 
 
 class Device:
@@ -181,16 +164,6 @@ class Device:
             done = torch.cuda.Event()
             done.record()
         return HostCopy(host, done)
-
-    def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Host memory [num_bytes] uint8 that the device can reach; plain memory on a CPU."""
-        return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self.is_gpu)
-
-    def mapped(self, pinned: torch.Tensor) -> torch.Tensor:
-        """Pinned memory as a tensor of the device: kernels read it over the bus, with no copy to be queued first."""
-        if not self.is_gpu:
-            return pinned
-        return torch.as_tensor(_HostMemory(pinned), device=self.torch_device)
 
     def mark(self) -> torch.cuda.Event | None:
         """A point in the work queued so far; None on a CPU, where nothing is ever queued."""

@@ -36,7 +36,6 @@ _HANDSHAKE_TIMEOUT_S = 5.0
 Buffer = bytes | bytearray | memoryview
 Allocate = Callable[[Header], memoryview]
 Handle = Callable[[Header, memoryview], None]
-Idle = Callable[[], bool]
 
 
 class Connection:
@@ -142,20 +141,15 @@ class Incoming(Protocol):
 
 
 class TcpIncoming:
-    """`Incoming` over a connection.
+    """`Incoming` over a connection. A wait polls for `spin_s` before it sleeps: waking a thread up takes longer than a hop."""
 
-    `idle` is called again and again while nothing is there, as long as it returns True: it sends what is ready. A wait
-    then polls for `spin_s` more before it sleeps, because waking a thread up takes longer than a hop.
-    """
-
-    def __init__(self, connection: Connection, idle: Idle, spin_s: float) -> None:
+    def __init__(self, connection: Connection, spin_s: float) -> None:
         self._connection = connection
-        self._idle = idle
         self._spin_s = spin_s
 
     def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
         deadline = time.perf_counter() + self._spin_s
-        while (self._idle() or time.perf_counter() < deadline) and not self._connection.has_frame():
+        while time.perf_counter() < deadline and not self._connection.has_frame():
             pass
         header = self._connection.receive_header()
         payload = allocate(header)

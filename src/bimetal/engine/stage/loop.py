@@ -10,16 +10,15 @@ from __future__ import annotations
 import queue
 import time
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from bimetal.engine.device import Device, Stopwatch
-from bimetal.engine.link.tcp import Allocate, Idle, Incoming, fresh_memory
+from bimetal.engine.link.tcp import Allocate, Incoming, fresh_memory
 from bimetal.engine.stage.boundary import ENCODINGS, ReceiveRing, rows_from_payload
-from bimetal.engine.stage.outbox import LARGE_BYTES, Message, Outbox
+from bimetal.engine.stage.outbox import PIECE_BYTES, Message, Outbox
 from bimetal.engine.stage.runner import Runner
 from bimetal.engine.stage.sampler import Sampler
 from bimetal.engine.wire.control import StageStats
@@ -40,28 +39,16 @@ def wait_for(
             raise StageError(f"{name}: step {step} is due, but {header.step} came: a message was lost")
 
 
-def _within(memory: memoryview, header: Header) -> memoryview:
-    if header.num_bytes > len(memory):
-        raise StageError(
-            f"a {header.kind.name} frame of {header.num_bytes} bytes, its step has {len(memory)}"
-        )
-    return memory[: header.num_bytes]
-
-
 class MaskInbox:
     """Token masks, which the driver sends beside the steps."""
 
-    def __init__(self, idle: Idle) -> None:
-        """`idle`: see `TcpIncoming`. The ids that a mask depends on may still have to be sent."""
-        self._idle = idle
+    def __init__(self) -> None:
         self._frames: queue.SimpleQueue[tuple[Header, memoryview]] = queue.SimpleQueue()
 
     def put(self, header: Header, payload: memoryview) -> None:
         self._frames.put((header, payload))
 
     def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
-        while self._idle() and self._frames.empty():
-            pass
         return self._frames.get()
 
     def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
@@ -162,7 +149,7 @@ class StageLoop:
         began = time.perf_counter()
         stopwatch = Stopwatch(self._device.is_gpu)
         prepared = self._runner.prepare(step)  # while the input is on its way
-        ids, hidden = self._input(header, step, prepared.input_memory)
+        ids, hidden = self._input(header, step)
         self.clock.input_wait_s += time.perf_counter() - began
         stopwatch.start()
         out = self._runner.run(prepared, ids, hidden)
@@ -177,12 +164,10 @@ class StageLoop:
         else:
             copies = None if sampled is None else sampled.download(self._device)
             self.outbox.put(Message(header, stopwatch, sampled=copies))
-        if self._ring is not None and prepared.input_memory is None:
+        if self._ring is not None:
             self._ring.mark_read()
 
-    def _input(
-        self, header: Header, step: Step, memory: memoryview | None
-    ) -> tuple[NDArray[np.int32] | None, torch.Tensor | None]:
+    def _input(self, header: Header, step: Step) -> tuple[NDArray[np.int32] | None, torch.Tensor | None]:
         if self._inputs.hidden_in is None:
             if self._pool is None:
                 return step.token_ids, None
@@ -190,8 +175,9 @@ class StageLoop:
             self._pool.expect(header.step, step)
             return ids, None
         assert self._ring is not None
-        allocate = self._ring.allocate if memory is None else partial(_within, memory)
-        frame, payload = wait_for(self._inputs.hidden_in, self._epoch, header.step, allocate, "edge hidden")
+        frame, payload = wait_for(
+            self._inputs.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden"
+        )
         return None, rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
 
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
@@ -211,7 +197,7 @@ class StageLoop:
         rows = rows.clone() if self._device.is_gpu else rows.contiguous()
         flags = ENCODINGS[rows.dtype]
         out = Header(Kind.HIDDEN, rows.nbytes, header.epoch, header.step, header.micro_batch, flags)
-        rows_a_piece = max(LARGE_BYTES // rows[0].nbytes, 1)
+        rows_a_piece = max(PIECE_BYTES // rows[0].nbytes, 1)
         pieces = tuple(self._device.download(piece) for piece in rows.split(rows_a_piece))
         return Message(out, stopwatch, pieces)
 

@@ -1,15 +1,11 @@
-"""What a stage sends, once its copy to host memory is there: by a thread of its own, or by the compute thread in passing.
-
-On a GPU the compute thread only queues work and then waits for input; it sends what is ready while it polls, so that no
-second thread has to be woken for a hop of a tenth of a millisecond. What is large still goes through the thread, piece by
-piece as the pieces arrive in host memory. On a CPU the compute thread computes, and the thread does all the sending.
+"""What a stage sends, in order, by a thread of its own: it waits for the copy to host memory so that the compute thread
+need not. Large results leave piece by piece, as the pieces arrive in host memory.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -23,7 +19,7 @@ from bimetal.engine.wire.frame import Header, Kind
 from bimetal.engine.wire.step import encode_sampled
 from bimetal.errors import LinkError
 
-LARGE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +30,6 @@ class Message:
     stopwatch: Stopwatch
     hidden: tuple[HostCopy, ...] = ()
     sampled: SampledCopies | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        copies = self.hidden if self.sampled is None else self.sampled.copies
-        return all(copy.is_done for copy in copies)
 
 
 @dataclass(slots=True)
@@ -55,51 +46,30 @@ class Busy:
 
 
 class Outbox:
-    """`is_polled`: the compute thread calls `flush` while it waits, and small messages go out there."""
+    """Its edges out are those that the stage has; None: it has not."""
 
     def __init__(
         self,
         hidden_out: Outgoing | None,
         ids_out: Outgoing | None,
         driver: Connection | None,
-        is_polled: bool,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.busy = Busy()
         self._hidden_out = hidden_out
         self._ids_out = ids_out
         self._driver = driver
-        self._is_polled = is_polled
         self._on_failure = on_failure
-        self._polled: deque[Message] = deque()
-        self._threaded: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._num_threaded = 0
-        self._num_sent = 0
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         threading.Thread(target=self._send_forever, name="sender", daemon=True).start()
 
     def put(self, message: Message) -> None:
-        # Order matters more than speed: nothing overtakes a large message that the thread still has.
-        threaded_first = self._num_threaded > self._num_sent
-        if self._is_polled and not threaded_first and message.header.num_bytes < LARGE_BYTES:
-            self._polled.append(message)
-            return
-        while self._polled:
-            self._send(self._polled.popleft())
-        self._num_threaded += 1
-        self._threaded.put(message)
-
-    def flush(self) -> bool:
-        """Send what is ready; whether something still waits for its copy."""
-        while self._polled and self._polled[0].is_ready:
-            self._send(self._polled.popleft())
-        return bool(self._polled)
+        self._messages.put(message)
 
     def _send_forever(self) -> None:
         try:
             while True:
-                message = self._threaded.get()
-                self._send(message)
-                self._num_sent += 1
+                self._send(self._messages.get())
         except (LinkError, RuntimeError) as error:
             self._on_failure(error)
 

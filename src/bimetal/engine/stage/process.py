@@ -36,7 +36,7 @@ from bimetal.errors import BimetalError, LinkError, StageError
 _EDGE_TIMEOUT_S = 60.0
 _SPIN_S = 0.002
 """A GPU's stage polls for its input this long before it sleeps: a core of its host is cheaper than its own idle time."""
-_SWITCH_INTERVAL_S = 2e-5
+_SWITCH_INTERVAL_S = 1e-4
 """A receiving thread must not wait for the interpreter longer than a hop takes."""
 
 
@@ -55,13 +55,12 @@ class StageProcess:
         self._commands: queue.SimpleQueue[tuple[Header, memoryview] | _Ended] = queue.SimpleQueue()
         self._driver: Connection | None = None
         self._driver_lock = threading.Lock()
-        self._masks = MaskInbox(self._flush)
+        self._masks = MaskInbox()
         self._edges: dict[str, queue.SimpleQueue[Connection]] = {
             kind: queue.SimpleQueue() for kind in ("hidden", "ids")
         }
         self._session: StageSession | None = None
         self._loop: StageLoop | None = None
-        self._outbox: Outbox | None = None
         self._listener = Listener(address, secret, self._on_connect, self._on_refused)
 
     @property
@@ -129,7 +128,7 @@ class StageProcess:
     def run(self) -> None:
         """Obey until the driver is gone."""
         while True:
-            command = self._next_command()
+            command = self._commands.get()
             if isinstance(command, _Ended):
                 return
             header, payload = command
@@ -137,15 +136,6 @@ class StageProcess:
                 self._obey(header, payload)
             except (BimetalError, RuntimeError, ValueError, OSError, AssertionError) as error:
                 self._fail(error)
-
-    def _next_command(self) -> tuple[Header, memoryview] | _Ended:
-        """Waits for it; what is still to be sent goes out meanwhile."""
-        while self._flush() and self._commands.empty():
-            pass
-        return self._commands.get()
-
-    def _flush(self) -> bool:
-        return self._outbox is not None and self._outbox.flush()
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.STEP:
@@ -203,11 +193,9 @@ class StageProcess:
                 raise StageError(
                     f"no stage opened edge {kind!r} within {_EDGE_TIMEOUT_S:.0f} s: is its node up?"
                 ) from None
-            incoming[kind] = TcpIncoming(connection, self._flush, _SPIN_S if session.device.is_gpu else 0.0)
-        self._outbox = Outbox(
-            outgoing.get("hidden"), outgoing.get("ids"), self._driver, session.device.is_gpu, self._fail
-        )
-        return Inputs(incoming.get("hidden"), incoming.get("ids"), self._masks), self._outbox
+            incoming[kind] = TcpIncoming(connection, _SPIN_S if session.device.is_gpu else 0.0)
+        outbox = Outbox(outgoing.get("hidden"), outgoing.get("ids"), self._driver, self._fail)
+        return Inputs(incoming.get("hidden"), incoming.get("ids"), self._masks), outbox
 
     def _send_stats(self) -> None:
         assert self._driver is not None

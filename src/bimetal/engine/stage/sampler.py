@@ -46,11 +46,6 @@ class SampledCopies:
     top_ids: HostCopy | None
     top_logprobs: HostCopy | None
 
-    @property
-    def copies(self) -> list[HostCopy]:
-        copies = (self.ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
-        return [c for c in copies if c is not None]
-
     def wait(self) -> Sampled:
         assert self.ids is not None
         arrays = [

@@ -39,14 +39,6 @@ def step_arrays(step: Step, num_rows: int, width: int) -> list[NDArray[np.int32]
     ]
 
 
-def write_arrays(out: NDArray[np.int32], arrays: Sequence[NDArray[np.int32]]) -> None:
-    """One after the other, from the start of `out`."""
-    at = 0
-    for array in arrays:
-        out[at : at + len(array)] = array
-        at += len(array)
-
-
 def padded(values: NDArray[np.int32], count: int, value: int) -> NDArray[np.int32]:
     return np.concatenate([values, np.full(count, value, np.int32)]) if count else values
 
