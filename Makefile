@@ -34,7 +34,7 @@ serve: model ## the same, left running
 	$(BIN)/python demo/demo.py --model $(DEMO_MODEL) --keep-serving
 
 test: model ## run the test suite
-	BIMETAL_DEMO_MODEL=$(DEMO_MODEL) $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 BIMETAL_DEMO_MODEL=$(DEMO_MODEL) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(STAMP) ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

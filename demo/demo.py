@@ -119,11 +119,15 @@ def print_summary(answers: list[Answer], shares: list[float], console: Console) 
     console.print(table)
     if shares:
         busy = ", ".join(f"stage {i} {share:.0%}" for i, share in enumerate(shares))
-        console.print(f"busy in the last second: {busy} (one request at a time: the stages take turns)", highlight=False)
+        console.print(
+            f"busy in the last second: {busy} (one request at a time: the stages take turns)", highlight=False
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True, help="folder that demo/convert_model.py wrote")
     parser.add_argument("--port", type=int, default=8011)
     parser.add_argument("--keep-serving", action="store_true", help="leave the server running until Ctrl-C")

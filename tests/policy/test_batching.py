@@ -52,11 +52,16 @@ def test_the_choice_is_the_best(n: int, lines: list[tuple[float, float]], hop_s:
     times = [lambda m, a=a, b=b: a + b * m for a, b in lines]
     chosen = choose_num_micro_batches(n, times, hop_s)
     most = min(n, len(lines) + 1 if len(lines) > 1 else 1)
-    assert round_s(n, chosen, times, hop_s) <= min(round_s(n, k, times, hop_s) for k in range(1, most + 1)) + 1e-12
+    assert (
+        round_s(n, chosen, times, hop_s)
+        <= min(round_s(n, k, times, hop_s) for k in range(1, most + 1)) + 1e-12
+    )
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_every_sequence_gets_its_tokens_in_fair_turns(n: int, num_micro_batches: int, num_stages: int, rng: object) -> None:
+def test_every_sequence_gets_its_tokens_in_fair_turns(
+    n: int, num_micro_batches: int, num_stages: int, rng: object
+) -> None:
     """Steps issued and returned in order, sequences coming and going: nobody waits for ids that are not the oldest
     outstanding ones, steps keep to their share, and nobody starves."""
     size = n + 10
@@ -89,7 +94,9 @@ def test_every_sequence_gets_its_tokens_in_fair_turns(n: int, num_micro_batches:
             elif not ready[slot]:
                 ready[slot], last_step[slot], counts[slot] = True, -1, 0
     steady = counts[ready & (counts > 0)]
-    assert ready.sum() == np.count_nonzero(ready & (last_step >= number - 4 * (num_micro_batches + num_stages) - 4))
+    assert ready.sum() == np.count_nonzero(
+        ready & (last_step >= number - 4 * (num_micro_batches + num_stages) - 4)
+    )
     assert steady.min() >= 1
 
 
