@@ -1,0 +1,147 @@
+"""A fleet priced: NPV, yearly cost, $ per million output tokens, and savings on every level.
+
+Owns how lines and tokens add up over the horizon. Does not know where inputs come from (scenario) nor how uncertain they
+are (uncertainty): any amount may be an array of draws, and then so is every result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bimetal.economics.cash_flow import Flows, discount, irr, npv, payback_years
+from bimetal.economics.fleet import FleetInputs, capacity_tokens_per_s, column, live_ratio, missing_ratio
+from bimetal.economics.lines import Level, Line, after_tax, fleet_lines, group_lines
+from bimetal.units import HOURS_PER_YEAR, MEGA, S_PER_HOUR
+
+S_PER_YEAR = HOURS_PER_YEAR * S_PER_HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class Tco:
+    """A fleet priced. Arrays are of draws, or of shape () for one set of inputs."""
+
+    fleet: FleetInputs
+    lines: tuple[Line, ...]
+    tokens: Flows
+    """[..., years]: output tokens delivered."""
+
+    def _sum(self, *levels: Level) -> Flows:
+        rate = self.fleet.conventions.wacc_ratio
+        total: Flows = np.asarray(
+            sum((x.npv_usd(rate) for x in self.lines if x.level in levels), np.float64(0))
+        )
+        return total
+
+    @property
+    def chip_usd(self) -> Flows:
+        return self._sum("chip")
+
+    @property
+    def system_usd(self) -> Flows:
+        return self._sum("chip", "system")
+
+    @property
+    def npv_usd(self) -> Flows:
+        """Of all costs, less resale and revenue."""
+        return self._sum("chip", "system", "running", "resale")
+
+    @property
+    def annualised_usd(self) -> Flows:
+        """The equal yearly payment, dated as running costs are, of the same NPV."""
+        c = self.fleet.conventions
+        return np.asarray(self.npv_usd / discount(c.wacc_ratio, c.operating_times).sum(axis=-1))
+
+    @property
+    def tokens_present(self) -> Flows:
+        """Tokens discounted as money is, so that $ per token is what would have to be charged."""
+        c = self.fleet.conventions
+        return npv(self.tokens, c.wacc_ratio, c.operating_times)
+
+    @property
+    def usd_per_million_output_tokens(self) -> Flows:
+        return self.npv_usd / self.tokens_present * MEGA
+
+    def yearly_usd(self) -> NDArray[np.float64]:
+        """[years + 1]: costs by the year in which they fall due, 0 for today; of the medians if there are draws."""
+        years = np.zeros(self.fleet.conventions.horizon_years + 1)
+        for line in self.lines:
+            usd, times = np.broadcast_arrays(line.usd, line.times_years)
+            if usd.ndim > 1:
+                usd, times = np.median(usd, axis=0), np.median(times, axis=0)
+            np.add.at(years, np.ceil(times - 1e-9).astype(int), usd)
+        return years
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of a fleet with a baseline; ratios are savings: 0.1 is 10% less."""
+
+    chip_ratio: Flows
+    system_ratio: Flows
+    tco_ratio: Flows
+    per_token_ratio: Flows
+    tco_usd: Flows
+    tokens_ratio: Flows
+    """Tokens delivered over the baseline's."""
+    irr: float | None
+    """Of spending the difference, where one fleet costs more at first and less later."""
+    payback_years: float | None
+
+
+def compare(baseline: Tco, other: Tco) -> Comparison:
+    """Every saving is shown on chip, on system, on TCO, and per token."""
+    extra = baseline.yearly_usd() - other.yearly_usd()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Comparison(
+            chip_ratio=1 - other.chip_usd / baseline.chip_usd,
+            system_ratio=1 - other.system_usd / baseline.system_usd,
+            tco_ratio=1 - other.npv_usd / baseline.npv_usd,
+            per_token_ratio=1 - other.usd_per_million_output_tokens / baseline.usd_per_million_output_tokens,
+            tco_usd=baseline.npv_usd - other.npv_usd,
+            tokens_ratio=other.tokens.sum(axis=-1) / baseline.tokens.sum(axis=-1),
+            irr=irr(extra),
+            payback_years=payback_years(extra) if extra[0] < 0 else None,
+        )
+
+
+def price_fleet(fleet: FleetInputs) -> Tco:
+    """Lines of every group and of the fleet, then tokens = min(demand, capacity x utilisation)."""
+    lines = [line for group in fleet.groups for line in group_lines(fleet, group)]
+    lines += fleet_lines(fleet)
+    tokens = _delivered_tokens(fleet)
+    if np.any(np.asarray(fleet.usd_per_million_tokens) != 0):
+        earned = tokens / MEGA * np.asarray(fleet.usd_per_million_tokens)[..., None]
+        lines.append(
+            Line(
+                "revenue",
+                "running",
+                "-(tokens / 1e6 x $ per million)",
+                ("workload.revenue_usd_per_million_output_tokens",),
+                -earned,
+                fleet.conventions.operating_times,
+            )
+        )
+    return Tco(fleet, after_tax(fleet, lines), tokens)
+
+
+def _delivered_tokens(fleet: FleetInputs) -> Flows:
+    years = fleet.conventions.horizon_years
+    capacity: Flows = np.zeros(years)
+    for group in fleet.groups:
+        here = live_ratio(group, years) + missing_ratio(group, years) * column(fleet.waiting.bridged_ratio)
+        capacity = capacity + column(capacity_tokens_per_s(group)) * here
+    served = capacity * column(fleet.throughput_ratio) * column(fleet.utilisation_ratio)
+    return np.asarray(np.minimum(column(fleet.demand_tokens_per_s), served) * S_PER_YEAR)
+
+
+def by_level(tco: Tco) -> Mapping[str, Flows]:
+    """NPV per level, for charts."""
+    rate = tco.fleet.conventions.wacc_ratio
+    found: dict[str, Flows] = {}
+    for line in tco.lines:
+        found[line.level] = np.asarray(found.get(line.level, 0.0) + line.npv_usd(rate))
+    return found
