@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,3 +217,24 @@ def test_a_bad_grammar_is_an_error_of_its_request(folder: Path) -> None:
         assert outputs[-1].finish_reason == "error"
         assert "grammar" in str(outputs[-1].message)
         assert len(tokens_of(run_all(driver, [Generate("good", PROMPT, greedy_params(3))])["good"])) == 3
+
+
+def test_grammars_may_start_while_others_wait_for_ids(folder: Path) -> None:
+    """A mask that is known at once is sent before those of earlier steps that depend on ids in flight."""
+    _write_byte_tokenizer(folder)
+    grammar = json.dumps({"grammars": [{"lark_grammar": "start: /[ab]{12}-[0-9]{8}/"}]})
+    with threaded_engine(folder, (0, 1, 2, 4)) as driver:
+        outputs: dict[str, list[Output]] = {str(i): [] for i in range(16)}
+        for i in range(16):
+            sampling = SamplingParams(max_tokens=40, temperature=1.0, seed=i, grammar=grammar)
+            driver.submit(Generate(str(i), PROMPT[: i + 1], sampling))
+            # Let those before it get a few tokens further.
+            for output in itertools.chain(driver.poll(1.0) or (), driver.poll(1.0) or ()):
+                outputs[output.request_id].append(output)
+        unfinished = {k for k, o in outputs.items() if not o or o[-1].finish_reason is None}
+        for request_id, rest in collect(driver, unfinished).items():
+            outputs[request_id] += rest
+    for found in outputs.values():
+        text = "".join(chr(t - 2) for t in tokens_of(found))
+        assert len(text) == 21, text
+        assert found[-1].finish_reason == "stop"

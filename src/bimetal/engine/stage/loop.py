@@ -40,22 +40,27 @@ def wait_for(
 
 
 class MaskInbox:
-    """Token masks, which the driver sends beside the steps."""
+    """Token masks, which the driver sends beside the steps, each as soon as it is known: one that depends on ids in flight
+    may come after those of later steps."""
 
     def __init__(self) -> None:
         self._frames: queue.SimpleQueue[tuple[Header, memoryview]] = queue.SimpleQueue()
+        self._early: dict[int, dict[int, NDArray[np.uint32]]] = {}
 
     def put(self, header: Header, payload: memoryview) -> None:
         self._frames.put((header, payload))
 
-    def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
-        return self._frames.get()
-
-    def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
-        try:
-            return self._frames.get_nowait()
-        except queue.Empty:
-            return None
+    def take(self, epoch: int, step: int, num_masks: int) -> dict[int, NDArray[np.uint32]]:
+        """Wait for all masks of a step: bit sets by logit row. Steps ask in order; masks of past ones are dropped."""
+        found = self._early.pop(step, {})
+        while len(found) < num_masks:
+            header, payload = self._frames.get()
+            if header.epoch != epoch or header.step < step:
+                continue
+            values = np.frombuffer(payload, np.uint32)
+            masks = found if header.step == step else self._early.setdefault(header.step, {})
+            masks[int(values[0])] = values[1:]
+        return found
 
 
 @dataclass(slots=True)
@@ -183,14 +188,7 @@ class StageLoop:
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
         if step.masked is None or self._inputs.masks_in is None:
             return {}
-        masks = {}
-        for _ in range(int(step.masked.sum())):
-            _frame, payload = wait_for(
-                self._inputs.masks_in, self._epoch, header.step, fresh_memory, "token masks"
-            )
-            values = np.frombuffer(payload, np.uint32)
-            masks[int(values[0])] = values[1:]
-        return masks
+        return self._inputs.masks_in.take(self._epoch, header.step, int(step.masked.sum()))
 
     def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> Message:
         # A graph overwrites its output at the next replay, and the copy to the host runs beside that.
