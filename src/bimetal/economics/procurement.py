@@ -1,0 +1,49 @@
+"""Buying terms: what waiting costs, what a second source is worth, what an uptime promise returns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bimetal.economics.cash_flow import Amount
+
+
+def sla_credit_ratio(promised_ratio: Amount, delivered_ratio: Amount, credit_ratio: Amount) -> Amount:
+    """Share of a year's rent or support that comes back: all of the credit once uptime falls below the promise.
+
+    >>> float(sla_credit_ratio(0.999, 0.998, 0.1)), float(sla_credit_ratio(0.999, 0.9995, 0.1))
+    (0.1, 0.0)
+    """
+    return np.where(np.asarray(delivered_ratio) < promised_ratio, credit_ratio, 0.0)
+
+
+def waiting_usd(num_gpus: Amount, months: Amount, usd_per_gpu_month: Amount) -> Amount:
+    """Of GPUs that are not there: idle people, cloud instead of them, or revenue not earned, per GPU and month.
+
+    >>> waiting_usd(500, 4, 750)
+    1500000
+    """
+    return num_gpus * months * usd_per_gpu_month
+
+
+def average_wait_months(shares: tuple[tuple[float, float], ...]) -> float:
+    """Mean over (share of the order, months) parts.
+
+    >>> average_wait_months(((0.5, 9), (0.5, 3)))
+    6.0
+    """
+    return sum(share * months for share, months in shares)
+
+
+def second_source_value_usd(
+    late_ratio: Amount, cost_of_late_usd: Amount, divertible_ratio: Amount, cost_of_diverting_usd: Amount
+) -> Amount:
+    """Expected cost without a second source less that with one: an option, used only where it is cheaper.
+
+    Without: P(late) x cost. With: P(late) x ((1 - divertible) x cost + min(divertible x cost, cost of diverting)).
+
+    >>> second_source_value_usd(0.25, 1_000_000, 0.5, 100_000)
+    100000.0
+    """
+    diverted_cost = np.minimum(divertible_ratio * cost_of_late_usd, cost_of_diverting_usd)
+    value: Amount = late_ratio * (divertible_ratio * cost_of_late_usd - diverted_cost)
+    return float(value) if np.ndim(value) == 0 else value

@@ -1,0 +1,144 @@
+"""`Quantity`: one input as a value, a range or a distribution, with where it comes from and when it was read.
+
+In a file: `0.08`, or a mapping with one of `value`, `low` and `high` (even between them; with `mode`, a triangle), `mean`
+and `sd` (normal), `p10` and `p90` (log-normal), and optionally `source` and `date`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import date
+from functools import cache, partial
+from statistics import NormalDist
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BeforeValidator
+
+SHAPES = (("value",), ("low", "high"), ("low", "mode", "high"), ("mean", "sd"), ("p10", "p90"))
+NORMAL_P90 = NormalDist().inv_cdf(0.9)
+QUANTILE_STEPS = 10_001
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """`numbers` in the order in which SHAPES names them; draws are cut off at the limits of the field."""
+
+    shape: tuple[str, ...]
+    numbers: tuple[float, ...]
+    source: str = ""
+    date: str = ""
+    limits: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def is_uncertain(self) -> bool:
+        return self.shape != ("value",) and len(set(self.numbers)) > (0 if "sd" in self.shape else 1)
+
+    @property
+    def central(self) -> float:
+        """The median."""
+        return float(self.quantile(np.array([0.5]))[0])
+
+    def quantile(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values below which the shares `u` lie.
+
+        >>> Quantity(("low", "high"), (10.0, 20.0)).quantile(np.array([0.1, 0.5])).tolist()
+        [11.0, 15.0]
+        >>> Quantity(("p10", "p90"), (1.0, 4.0)).central
+        2.0
+        """
+        if self.shape == ("value",):
+            found = np.full_like(u, self.numbers[0])
+        elif self.shape == ("low", "high"):
+            low, high = self.numbers
+            found = low + (high - low) * u
+        elif self.shape == ("low", "mode", "high"):
+            found = _triangle(self.numbers, u)
+        elif self.shape == ("mean", "sd"):
+            mean, sd = self.numbers
+            found = mean + sd * normal_quantile(u)
+        else:
+            centre = math.log(self.numbers[0] * self.numbers[1]) / 2
+            sd = math.log(self.numbers[1] / self.numbers[0]) / (2 * NORMAL_P90)
+            found = np.exp(centre + sd * normal_quantile(u))
+        return np.clip(found, *self.limits)
+
+    def __str__(self) -> str:
+        if self.shape == ("value",):
+            return f"{self.numbers[0]:g}"
+        return ", ".join(f"{name} {number:g}" for name, number in zip(self.shape, self.numbers, strict=True))
+
+
+def _triangle(numbers: tuple[float, ...], u: NDArray[np.float64]) -> NDArray[np.float64]:
+    low, mode, high = numbers
+    if high == low:
+        return np.full_like(u, low)
+    rising = low + np.sqrt(u * (high - low) * (mode - low))
+    falling = high - np.sqrt((1 - u) * (high - low) * (high - mode))
+    return np.where(u < (mode - low) / (high - low), rising, falling)
+
+
+@cache
+def _normal_table() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    u = (np.arange(QUANTILE_STEPS) + 0.5) / QUANTILE_STEPS
+    return u, np.array([NormalDist().inv_cdf(float(x)) for x in u])
+
+
+def normal_quantile(u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of the standard normal distribution, to about four digits, cut off at +-3.9.
+
+    >>> normal_quantile(np.array([0.5, 0.9])).round(3).tolist()
+    [0.0, 1.282]
+    """
+    return np.interp(u, *_normal_table())
+
+
+def fixed(value: float, source: str = "", date: str = "") -> Quantity:
+    return Quantity(("value",), (float(value),), source, date)
+
+
+def parse_quantity(given: object, low: float, high: float) -> Quantity:
+    """ValueError says what was given and what is allowed."""
+    allowed = f"a number in [{low:g}, {high:g}]" if math.isfinite(high) else f"a number of at least {low:g}"
+    if isinstance(given, Quantity):
+        return given
+    if not isinstance(given, dict):
+        return Quantity(
+            ("value",), (_number(given, "", low, high, allowed),), "the scenario", "", (low, high)
+        )
+    rest = {key: value for key, value in given.items() if key not in ("source", "date")}
+    shape = next((s for s in SHAPES if set(s) == set(rest)), None)
+    if shape is None:
+        ways = "; ".join(" and ".join(s) for s in SHAPES)
+        raise ValueError(f"give {allowed}, or a mapping with {ways} (and source, date), not {sorted(rest)}")
+    numbers = tuple(
+        _number(rest[key], f"{key}: ", low if key != "sd" else 0.0, high, allowed) for key in shape
+    )
+    if shape[0] in ("low", "p10") and list(numbers) != sorted(numbers):
+        raise ValueError(f"{' <= '.join(shape)} must hold: got {', '.join(f'{n:g}' for n in numbers)}")
+    if shape[0] == "p10" and numbers[0] <= 0:
+        raise ValueError(f"p10 must be above 0 (log-normal): got {numbers[0]:g}")
+    dated = given.get("date", "")
+    when = dated.isoformat() if isinstance(dated, date) else str(dated)
+    return Quantity(shape, numbers, str(given.get("source", "the scenario")), when, (low, high))
+
+
+def _number(given: object, name: str, low: float, high: float, allowed: str) -> float:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given <= high:
+        raise ValueError(f"{name}must be {allowed}, got {given!r}")
+    if not math.isfinite(given):
+        raise ValueError(f"{name}must be {allowed} and finite, got {given!r}")
+    return float(given)
+
+
+def _within(low: float, high: float) -> BeforeValidator:
+    return BeforeValidator(partial(parse_quantity, low=low, high=high))
+
+
+Ratio = Annotated[Quantity, _within(0.0, 1.0)]
+Positive = Annotated[Quantity, _within(0.0, math.inf)]
+Pue = Annotated[Quantity, _within(1.0, 5.0)]
+Rate = Annotated[Quantity, _within(-0.5, 1.0)]
+"""WACC and inflation: real rates may be below 0."""
