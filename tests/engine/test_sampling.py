@@ -209,6 +209,39 @@ def _write_byte_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 1e-40},
+        {"temperature": 1e-38, "top_k": 5, "top_p": 0.5, "min_p": 0.5},
+        {"repetition_penalty": 1e-300},
+        {"logit_bias": dict.fromkeys(range(VOCAB_SIZE), -float("inf"))},
+    ],
+)
+def test_numbers_that_overflow_give_tokens_all_the_same(driver: Driver, change: dict[str, Any]) -> None:
+    sampling = {"max_tokens": 4, "seed": 1, "ignore_eos": True, **change}
+    tokens = tokens_of(generate(driver, SamplingParams(**sampling)))
+    assert len(tokens) == 4
+    assert all(0 <= token < VOCAB_SIZE for token in tokens)
+    if "temperature" in change:
+        assert tokens == tokens_of(generate(driver, greedy_params(4)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_grammar_ends_before_the_minimum_length(folder: Path, temperature: float) -> None:
+    _write_byte_tokenizer(folder)
+    grammar = json.dumps({"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]})
+    with threaded_engine(folder, (0, 2, 4)) as driver:
+        sampling = SamplingParams(
+            max_tokens=20, min_tokens=10, temperature=temperature, seed=1, grammar=grammar
+        )
+        outputs = generate(driver, sampling)
+    text = "".join(chr(t - 2) for t in tokens_of(outputs))
+    assert len(text) == 3
+    assert set(text) <= set("ab")
+    assert outputs[-1].finish_reason == "stop"
+
+
 def test_a_bad_grammar_is_an_error_of_its_request(folder: Path) -> None:
     _write_byte_tokenizer(folder)
     with threaded_engine(folder, (0, 4)) as driver:

@@ -54,6 +54,11 @@ class Matcher:
         self._num_words = num_words
         self._eos = eos_token_ids
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing but an end-of-sequence token may follow."""
+        return bool(self._matcher.is_stopped())
+
     def consume(self, token: int) -> None:
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)

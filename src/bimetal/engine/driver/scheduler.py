@@ -440,7 +440,8 @@ class Scheduler:
 
     def _stop_reason(self, sequence: Sequence, token: int) -> int | None:
         sampling = sequence.request.sampling
-        if sequence.num_output < sampling.min_tokens:
+        is_held = sequence.num_output < sampling.min_tokens
+        if is_held and not (sequence.matcher is not None and sequence.matcher.is_over):
             return None
         if token in sampling.stop_token_ids or token in sequence.ending_ids:
             return token

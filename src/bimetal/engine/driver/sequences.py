@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bimetal.engine.wire.api import Generate, TokenLogprob
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SMALLEST_TEMPERATURE = 1e-5
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -111,7 +112,8 @@ class SequenceTable:
         self.token_limit[slot] = sequence.token_limit
         self.last_token[slot] = sequence.tokens[sequence.num_tokens - 1]
         self.seeds[slot] = sequence.seed
-        self.temperature[slot] = s.temperature
+        # Below this a division of logits may overflow, and nothing but the largest is ever drawn.
+        self.temperature[slot] = s.temperature if s.temperature >= _SMALLEST_TEMPERATURE else 0.0
         self.top_k[slot] = s.top_k
         self.top_p[slot] = s.top_p
         self.min_p[slot] = s.min_p

@@ -141,6 +141,8 @@ class TorchKernels:
         cumulative = probabilities.double().cumsum(-1)
         targets = sampling.uniforms.double().unsqueeze(1) * cumulative[:, -1:]
         drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+        # A row that holds nothing but -inf, or any NaN, has no distribution; its id is still an id.
+        drawn = drawn.clamp(max=logits.shape[1] - 1)
         return torch.where(is_random, drawn, logits.argmax(dim=-1)).to(torch.int32)
 
 

@@ -77,7 +77,7 @@ class Sampler:
             values = upload(step.bias.values.view(np.int32)).view(torch.float32)
             logits.index_put_(index, values, accumulate=True)
         for row, bits in masks.items():
-            logits[row].masked_fill_(~self._unpack(bits, logits.shape[1]), -torch.inf)
+            self._mask(logits[row], self._unpack(bits, logits.shape[1]))
         if step.sampling is None:
             ids = self._kernels.greedy(logits)
         else:
@@ -126,6 +126,12 @@ class Sampler:
             row = torch.where(seen, scaled, row)
             row -= float(rows.presence[r]) * (counts > 0) + float(rows.frequency[r]) * counts
             logits[r] = row
+
+    def _mask(self, row: Tensor, allowed: Tensor) -> None:
+        """Where biases forbid all that the grammar allows (a minimum length, its end), the grammar holds."""
+        row.masked_fill_(~allowed, -torch.inf)
+        is_dead = row.amax() == -torch.inf
+        row.copy_(torch.where(is_dead & allowed, 0.0, row))
 
     def _unpack(self, bits: NDArray[np.uint32], vocab_size: int) -> Tensor:
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[:vocab_size]
