@@ -17,7 +17,6 @@ from bimetal.engine.stage.boundary import rows_as_bytes
 from bimetal.engine.stage.sampler import SampledCopies
 from bimetal.engine.wire.frame import Header, Kind
 from bimetal.engine.wire.step import encode_sampled
-from bimetal.errors import LinkError
 
 PIECE_BYTES = 1 << 20
 
@@ -70,7 +69,7 @@ class Outbox:
         try:
             while True:
                 self._send(self._messages.get())
-        except (LinkError, RuntimeError) as error:
+        except Exception as error:
             self._on_failure(error)
 
     def _send(self, message: Message) -> None:

@@ -134,7 +134,7 @@ class StageProcess:
             header, payload = command
             try:
                 self._obey(header, payload)
-            except (BimetalError, RuntimeError, ValueError, OSError, AssertionError) as error:
+            except Exception as error:
                 self._fail(error)
 
     def _obey(self, header: Header, payload: memoryview) -> None:
@@ -204,16 +204,16 @@ class StageProcess:
         self._driver.send_frame(encode_control(self._loop.take_stats()))
 
     def _fail(self, error: BaseException) -> None:
-        """Tell the driver; it decides what becomes of the requests."""
+        """Tell the driver; it decides what becomes of the requests. One that is gone needs no word of it."""
         detail = "".join(traceback.format_exception(error))
-        print(f"stage: {error}\n{detail}", file=sys.stderr, flush=True)
+        message = str(error) if isinstance(error, BimetalError) else f"{type(error).__name__}: {error}"
         if self._driver is not None:
             try:
-                self._driver.send_frame(
-                    encode_control(StageFailed(str(error) or type(error).__name__, detail[-4000:]))
-                )
+                self._driver.send_frame(encode_control(StageFailed(message, detail[-4000:])))
             except LinkError:
-                os._exit(1)
+                self._on_end()
+                return
+        print(f"stage: {message}\n{detail}", file=sys.stderr, flush=True)
 
 
 def _exit_when_parent_does() -> None:
