@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,10 @@ import transformers
 from tests.engine.checkpoints import (
     FAMILIES,
     VOCAB_SIZE,
-    Reference,
-    assert_same_tokens,
+    assert_greedy,
     greedy,
+    load_reference,
     make_checkpoint,
-    reference_greedy,
 )
 from tests.engine.serving import greedy_params, run_all, threaded_engine, tokens_of
 
@@ -40,20 +40,16 @@ PROMPTS = make_prompts()
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
-def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Reference]]:
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
-    return folder, reference_greedy(folder, PROMPTS, NUM_TOKENS)
+    return folder, load_reference(folder)
 
 
 @pytest.mark.parametrize(
     "boundaries", [(0, 4), (0, 1, 4), (0, 1, 2, 4)], ids=["1 stage", "2 stages", "3 stages"]
 )
-def test_greedy_tokens_equal_transformers(
-    family: tuple[Path, list[Reference]], boundaries: tuple[int, ...]
-) -> None:
-    folder, references = family
+def test_greedy_tokens_equal_transformers(family: tuple[Path, Any], boundaries: tuple[int, ...]) -> None:
+    folder, reference = family
     plan = {"max_model_len": 160}
     # 26 blocks of 16 tokens: the sixteen requests need about 60.
     with threaded_engine(
@@ -70,8 +66,8 @@ def test_greedy_tokens_equal_transformers(
         assert stats.prefix_hit_tokens > 0, "shared prefixes were meant to be found"
         assert stats.num_running == stats.num_waiting == 0
         assert stats.kv_used_ratio == 0.0, "blocks leaked"
-    for i, reference in enumerate(references):
-        assert_same_tokens(tokens_of(outputs[str(i)]), reference, f"prompt {i}")
+    for i, prompt in enumerate(PROMPTS):
+        assert_greedy(reference, prompt, tokens_of(outputs[str(i)]), NUM_TOKENS, f"prompt {i}")
 
 
 def _cache_bytes(folder: Path, boundaries: tuple[int, ...], num_blocks: int) -> int:
@@ -110,8 +106,8 @@ def test_mistakes_show(tmp_path: Path, mistake: object) -> None:
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     prompts = [p for p in PROMPTS if len(p) > 1]
-    before = [greedy(model, p, NUM_TOKENS).tokens for p in prompts]
+    before = [greedy(model, p, NUM_TOKENS) for p in prompts]
     mistake(model)  # type: ignore[operator]
-    after = [greedy(model, p, NUM_TOKENS).tokens for p in prompts]
+    after = [greedy(model, p, NUM_TOKENS) for p in prompts]
     unchanged = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a == b]
     assert not unchanged

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +107,60 @@ def test_a_huge_hello_is_refused_before_it_is_read(engine: tuple[Driver, str]) -
     connection.receive(MAX_HELLO_BYTES)
     connection.send_frame(Header(Kind.HELLO, 1 << 40).pack())
     assert f"the limit here is {MAX_HELLO_BYTES}" in _refusal(connection)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"role": "driver", "nonce": "n", "mac": "\u00e9"},
+        {"role": "\ud800", "nonce": "n", "mac": "\udfff"},
+        {"role": "driver", "nonce": "n", "mac": 5},
+        {"role": ["driver"]},
+    ],
+)
+def test_a_hello_of_odd_characters_is_refused(engine: tuple[Driver, str], hello: dict[str, object]) -> None:
+    connection = _dial(engine[1])
+    connection.receive(MAX_HELLO_BYTES)
+    connection.send_frame(pack_json(Kind.HELLO, {"version": WIRE_VERSION, **hello}))
+    assert "secret differs" in (why := _refusal(connection)) or "without role" in why
+
+
+def test_a_hello_nested_without_end_is_refused(engine: tuple[Driver, str]) -> None:
+    connection = _dial(engine[1])
+    connection.receive(MAX_HELLO_BYTES)
+    connection.send_frame(Header(Kind.HELLO, MAX_HELLO_BYTES).pack() + b"[" * MAX_HELLO_BYTES)
+    assert "not JSON" in _refusal(connection)
+
+
+def test_a_listener_outlives_a_shortage_of_files(engine: tuple[Driver, str]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = [socket.socket() for _ in range(8)]
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+    highest = max(spare)
+    for number in spare:
+        os.close(number)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest - 1, hard))
+    try:
+        host, port = engine[1].rsplit(":", 1)
+        for sock in waiting:
+            sock.connect((host, int(port)))
+        time.sleep(0.3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for sock in waiting:
+            sock.close()
+    connect(engine[1], SECRET, "probe").close()
+
+
+def test_a_host_that_is_gone_without_a_word_is_missed_soon(engine: tuple[Driver, str]) -> None:
+    connection = connect(engine[1], SECRET, "probe")
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    idle_s, interval_s, probes, unacknowledged_ms = (
+        connection._socket.getsockopt(socket.IPPROTO_TCP, option) for option in options
+    )
+    connection.close()
+    assert idle_s + interval_s * probes <= 30
+    assert unacknowledged_ms <= 30_000
 
 
 def test_a_second_driver_is_refused(engine: tuple[Driver, str]) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
-from tests.engine.checkpoints import Reference, assert_same_tokens, greedy
+from tests.engine.checkpoints import assert_greedy, load_reference
 from tests.engine.serving import greedy_params, run_all, threaded_engine, tokens_of
 from tokenizers import Tokenizer
 
@@ -33,12 +30,8 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def reference_model(demo_model: Path) -> Iterator[Any]:
-    threads = torch.get_num_threads()
-    yield transformers.AutoModelForCausalLM.from_pretrained(
-        demo_model, dtype=torch.float32, attn_implementation="eager"
-    )
-    torch.set_num_threads(threads)
+def reference(demo_model: Path) -> Any:
+    return load_reference(demo_model)
 
 
 @pytest.fixture(scope="module")
@@ -47,32 +40,27 @@ def prompts(demo_model: Path) -> list[list[int]]:
     return [tokenizer.encode(p).ids for p in PROMPTS]
 
 
-@pytest.fixture(scope="module")
-def references(reference_model: Any, prompts: list[list[int]]) -> list[Reference]:
-    with torch.inference_mode():
-        return [greedy(reference_model, p, NUM_TOKENS) for p in prompts]
-
-
 @pytest.mark.parametrize("boundaries", [(0, 30), (0, 18, 30)], ids=["1 stage", "2 stages"])
 def test_greedy_tokens_equal_transformers(
-    demo_model: Path, prompts: list[list[int]], references: list[Reference], boundaries: tuple[int, ...]
+    demo_model: Path, prompts: list[list[int]], reference: Any, boundaries: tuple[int, ...]
 ) -> None:
     with threaded_engine(demo_model, boundaries) as driver:
         requests = [Generate(str(i), tuple(p), greedy_params(NUM_TOKENS)) for i, p in enumerate(prompts)]
         outputs = run_all(driver, requests)
-    for i, reference in enumerate(references):
-        assert_same_tokens(tokens_of(outputs[str(i)]), reference, PROMPTS[i])
+    for i, prompt in enumerate(prompts):
+        assert_greedy(reference, prompt, tokens_of(outputs[str(i)]), NUM_TOKENS, PROMPTS[i])
 
 
-def test_bfloat16_stays_close(
-    demo_model: Path, prompts: list[list[int]], references: list[Reference]
-) -> None:
-    """Teacher-forced over the reference's own text: the same most likely token, and nearly the same log-probabilities."""
+def test_bfloat16_stays_close(demo_model: Path, prompts: list[list[int]]) -> None:
+    """Teacher-forced over text of the model's own: the same most likely token, and nearly the same log-probabilities."""
     agree = total = 0
     divergences = []
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=5)
     with threaded_engine(demo_model, (0, 18, 30), plan={"dtype": "float32"}) as exact:
-        texts = [tuple(p + r.tokens[:24]) for p, r in zip(prompts[:4], references[:4], strict=True)]
+        written = run_all(
+            exact, [Generate(str(i), tuple(p), greedy_params(16)) for i, p in enumerate(prompts[:4])]
+        )
+        texts = [tuple(p + tokens_of(written[str(i)])) for i, p in enumerate(prompts[:4])]
         requests = [Generate(str(i), t, sampling) for i, t in enumerate(texts)]
         wanted = run_all(exact, requests)
     with threaded_engine(demo_model, (0, 18, 30), plan={"dtype": "bfloat16"}) as rounded:

@@ -71,7 +71,7 @@ def test_every_sequence_gets_its_tokens_in_fair_turns(
     outstanding: deque[tuple[int, np.ndarray]] = deque()
     counts = np.zeros(size, int)
     number = 0
-    for _ in range(300):
+    for _ in range(120):
         while len(outstanding) < max_outstanding_steps(num_stages, num_micro_batches):
             oldest = outstanding[0][0] if outstanding else None
             picked = pick_decodes(ready, in_flight, last_step, oldest, num_micro_batches)
