@@ -68,7 +68,7 @@ class Driver:
                 "a step must hold one token of every running request"
             )
         self._events: queue.SimpleQueue[FromStage | Generate | Abort | _Stop] = queue.SimpleQueue()
-        self._stages = Stages(self.replica, self._events)
+        self._stages = Stages(self.replica, self._events, options.link)
         self._seeds = random.Random(options.seed)
         self._scheduler: Scheduler | None = None
         self._grammars: Grammars | None = None

@@ -32,6 +32,7 @@ from bimetal.engine.wire.control import (
 )
 from bimetal.engine.wire.frame import Header, Kind, pack_json, unpack_json
 from bimetal.engine.wire.handshake import SECRET_VARIABLE, new_secret
+from bimetal.engine.wire.options import LinkKind
 from bimetal.engine.wire.step import Step, encode_step, idle_step
 from bimetal.errors import ConfigError, StageError
 from bimetal.plan import Replica, Stage
@@ -57,8 +58,9 @@ def device_of(stage: Stage) -> str:
 class Stages:
     """All stages of one replica, in order."""
 
-    def __init__(self, replica: Replica, events: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, replica: Replica, events: queue.SimpleQueue[Any], link: LinkKind = "tcp") -> None:
         self._replica = replica
+        self._link = link
         self._events = events
         self._children: list[StageChild] = []
         self._connections: list[Connection] = []
@@ -188,6 +190,7 @@ class Stages:
                 StageEdge(e.kind, e.target, self._addresses[e.target]) for e in edges if e.source == index
             ),
             incoming=tuple(e.kind for e in edges if e.target == index),
+            link=self._link,
         )
 
     def _measure_hop(self) -> None:

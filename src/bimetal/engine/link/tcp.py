@@ -9,6 +9,7 @@ Torch-free.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -101,6 +102,24 @@ class Connection:
             return False
         except OSError as error:
             raise LinkError(f"lost {self.peer} while receiving: {error}") from error
+
+    def wait_for_bytes(self) -> None:
+        """Wait until something can be read; LinkError once the connection ended."""
+        self._poll(None)
+
+    def check_open(self) -> None:
+        """LinkError if the peer has closed, even while frames of it lie unread."""
+        self._poll(0)
+
+    def _poll(self, timeout_ms: int | None) -> None:
+        poller = select.poll()
+        try:
+            poller.register(self._socket, select.POLLIN | select.POLLRDHUP)
+            events = poller.poll(timeout_ms)
+        except (OSError, ValueError) as error:
+            raise LinkError(f"lost {self.peer}: {error}") from error
+        if events and events[0][1] & ~select.POLLIN:
+            raise LinkError(f"{self.peer} closed the connection")
 
     def receive_forever(self, handle: Handle) -> LinkError:
         """Pass every frame to `handle` until the connection ends; returns why it ended."""

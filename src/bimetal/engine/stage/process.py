@@ -181,10 +181,10 @@ class StageProcess:
 
     def _join_edges(self, start: StartStage, session: StageSession) -> tuple[Inputs, Outbox]:
         """Open the outgoing edges, take the incoming ones that other stages opened."""
-        outgoing: dict[str, Outgoing] = {}
+        connections: dict[str, Connection] = {}
         for edge in start.outgoing:
             role = f"edge:{edge.kind}:{session.load.index}:{edge.target}"
-            outgoing[edge.kind] = connect(edge.address, self._secret, role, _EDGE_TIMEOUT_S)
+            connections[edge.kind] = connect(edge.address, self._secret, role, _EDGE_TIMEOUT_S)
         incoming: dict[str, Incoming] = {}
         for kind in start.incoming:
             try:
@@ -193,7 +193,9 @@ class StageProcess:
                 raise StageError(
                     f"no stage opened edge {kind!r} within {_EDGE_TIMEOUT_S:.0f} s: is its node up?"
                 ) from None
-            incoming[kind] = TcpIncoming(connection, _SPIN_S if session.device.is_gpu else 0.0)
+            incoming[kind] = _receiving_end(connection, kind, start, session)
+        # After the incoming ones: a sending end may wait for what the receiving end, another stage's, tells it.
+        outgoing = {kind: _sending_end(c, kind, start) for kind, c in connections.items()}
         outbox = Outbox(outgoing.get("hidden"), outgoing.get("ids"), self._driver, self._fail)
         return Inputs(incoming.get("hidden"), incoming.get("ids"), self._masks), outbox
 
@@ -214,6 +216,23 @@ class StageProcess:
                 self._on_end()
                 return
         print(f"stage: {message}\n{detail}", file=sys.stderr, flush=True)
+
+
+def _receiving_end(connection: Connection, kind: str, start: StartStage, session: StageSession) -> Incoming:
+    spin_s = _SPIN_S if session.device.is_gpu else 0.0
+    if kind == "hidden" and start.link == "nixl":
+        from bimetal.engine.link.nixl import NixlIncoming
+
+        return NixlIncoming(connection, session.largest_hidden_bytes, spin_s)
+    return TcpIncoming(connection, spin_s)
+
+
+def _sending_end(connection: Connection, kind: str, start: StartStage) -> Outgoing:
+    if kind == "hidden" and start.link == "nixl":
+        from bimetal.engine.link.nixl import NixlOutgoing
+
+        return NixlOutgoing(connection)
+    return connection
 
 
 def _exit_when_parent_does() -> None:

@@ -80,6 +80,11 @@ class StageSession:
         )
 
     @property
+    def largest_hidden_bytes(self) -> int:
+        """Hidden states of the largest step."""
+        return self.load.max_num_batched_tokens * self.spec.hidden_size * self.dtype.itemsize
+
+    @property
     def _num_layers(self) -> int:
         return self.load.end_layer - self.load.start_layer
 
@@ -161,8 +166,7 @@ class StageSession:
         inputs, outbox = join_edges()
         ring = None
         if not self.is_first:
-            largest = load.max_num_batched_tokens * self.spec.hidden_size * self.dtype.itemsize
-            ring = ReceiveRing(self.device, _RING_BUFFERS, largest)
+            ring = ReceiveRing(self.device, _RING_BUFFERS, self.largest_hidden_bytes)
         pool = TokenPool(inputs.ids_in, load.max_num_seqs, epoch) if inputs.ids_in is not None else None
         loop = StageLoop(
             runner, sampler, self.device, inputs, ring, pool, self.spec.hidden_size, epoch, outbox

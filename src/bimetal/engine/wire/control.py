@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from bimetal.engine.wire.frame import Kind, pack_json, unpack_json
+from bimetal.engine.wire.options import LinkKind
 from bimetal.errors import LinkError
 
 
@@ -70,6 +71,8 @@ class StartStage:
     outgoing: tuple[StageEdge, ...]
     incoming: tuple[str, ...]
     """Edge kinds that other stages will open to this one."""
+    link: LinkKind = "tcp"
+    """What carries hidden states."""
 
 
 @dataclass(frozen=True, slots=True)

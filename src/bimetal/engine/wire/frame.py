@@ -46,6 +46,9 @@ class Kind(IntEnum):
     IDS = 32
     SAMPLED = 33
     MASK = 34
+    # Stage and stage, beside the data of link nixl.
+    MEMORY = 40
+    CREDIT = 41
     # Gateway and driver: JSON.
     READY = 50
     GENERATE = 51
