@@ -33,6 +33,10 @@ from bimetal.errors import LinkError
 _SOCKET_BUFFER_BYTES = 8 << 20
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _HANDSHAKE_TIMEOUT_S = 5.0
+_ACCEPT_AGAIN_S = 0.05
+_PROBE_AFTER_S, _PROBE_INTERVAL_S, _PROBES = 10, 5, 3
+_UNACKNOWLEDGED_MS = 25_000
+"""A host that is gone without a word (power, cable) is missed within half a minute, whether anything is being sent or not."""
 
 Buffer = bytes | bytearray | memoryview
 Allocate = Callable[[Header], memoryview]
@@ -202,6 +206,10 @@ def _tune(sock: socket.socket) -> None:
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
 
 
 def _receive_hello(connection: Connection, *expected: Kind) -> object:
@@ -271,6 +279,7 @@ class Listener:
         except OSError as error:
             raise LinkError(f"cannot listen at {address}: {error}: choose another address") from error
         self._socket.listen(64)
+        self._closed = False
         self.address = address
         if family == socket.AF_UNIX:
             Path(str(target)).chmod(0o600)
@@ -284,11 +293,20 @@ class Listener:
             try:
                 sock, peer = self._socket.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                # One connection broke before it was taken, or too many files are open: others may fare better.
+                time.sleep(_ACCEPT_AGAIN_S)
+                continue
             name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "local peer"
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._welcome, args=(sock, name), name=f"from-{name}", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads
+                sock.close()
+                self._on_refused(name, LinkError(f"{name}: {error}"))
 
     def _welcome(self, sock: socket.socket, name: str) -> None:
         connection = Connection(sock, name)
@@ -312,6 +330,7 @@ class Listener:
         self._on_connect(hello, connection)
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -113,5 +113,5 @@ def pack_json(kind: Kind, document: Any, *, epoch: int = 0) -> bytes:
 def unpack_json(payload: bytes | bytearray | memoryview) -> Any:
     try:
         return json.loads(bytes(payload))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise LinkError(f"peer sent a control frame that is not JSON: {error}") from error

@@ -30,7 +30,13 @@ def new_nonce() -> str:
 
 
 def _mac(secret: str, *parts: str) -> str:
-    return hmac.new(secret.encode(), "\0".join(parts).encode(), hashlib.sha256).hexdigest()
+    message = "\0".join(parts).encode(errors="surrogatepass")
+    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+
+
+def _is_same(mac: str, expected: str) -> bool:
+    """In a time that does not tell where they differ; a peer may send any characters."""
+    return hmac.compare_digest(mac.encode(errors="surrogatepass"), expected.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def accept(document: Any, secret: str, nonce: str) -> tuple[Hello, dict[str, Any
     role, theirs, mac = document.get("role"), document.get("nonce"), document.get("mac")
     if not (isinstance(role, str) and isinstance(theirs, str) and isinstance(mac, str)):
         raise LinkError("peer sent a hello without role, nonce and mac")
-    if not hmac.compare_digest(mac, _mac(secret, "hello", nonce, role)):
+    if not _is_same(mac, _mac(secret, "hello", nonce, role)):
         raise LinkError(f"peer's secret differs: set the same {SECRET_VARIABLE} on every node")
     return Hello(role), {"version": WIRE_VERSION, "mac": _mac(secret, "welcome", theirs)}
 
@@ -68,7 +74,7 @@ def confirm(document: Any, secret: str, nonce: str) -> None:
     """The connector's check of a WELCOME."""
     check_version(document)
     mac = document.get("mac")
-    if not isinstance(mac, str) or not hmac.compare_digest(mac, _mac(secret, "welcome", nonce)):
+    if not isinstance(mac, str) or not _is_same(mac, _mac(secret, "welcome", nonce)):
         raise LinkError(f"peer's secret differs: set the same {SECRET_VARIABLE} on every node")
 
 
