@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "Measure throughput and latency of a placement, offline.",
     "calibrate": "Measure a device through the engine, for plans to use.",
     "perf": "Fit the performance model, and hold it to measurements.",
+    "tco": "Price fleets over years, with ranges and break-evens.",
     "simulate": "Run a trace through a plan on modelled time.",
     "stage": "Run one stage by hand on this host and wait for a driver.",
 }

@@ -132,6 +132,8 @@ def _decide(
     found = []
     for path, q in _levers(scenarios).items():
         low, high = max(q.central / SEARCH_FACTOR, q.limits[0]), min(q.central * SEARCH_FACTOR, q.limits[1])
+        if len(set(at(path, np.array([low, q.central, high])).tolist())) == 1:
+            continue  # this fleet and the first do not depend on it
         crossing = break_even(partial(at, path), low, high)
         found.append(BreakEven(path, q.central, crossing, low, high))
     swings = tornado([s.quantities for s in scenarios], saving)

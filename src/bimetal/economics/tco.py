@@ -103,7 +103,7 @@ def compare(baseline: Tco, other: Tco) -> Comparison:
             per_token_ratio=1 - other.usd_per_million_output_tokens / baseline.usd_per_million_output_tokens,
             tco_usd=baseline.npv_usd - other.npv_usd,
             tokens_ratio=other.tokens.sum(axis=-1) / baseline.tokens.sum(axis=-1),
-            irr=irr(extra),
+            irr=irr(extra) if extra[0] < 0 else None,
             payback_years=payback_years(extra) if extra[0] < 0 else None,
         )
 

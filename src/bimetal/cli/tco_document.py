@@ -1,0 +1,149 @@
+"""An analysis as plain data and as CSV, for programs. Amounts are in the scenario's currency."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from bimetal.economics.analysis import Analysis
+from bimetal.economics.cash_flow import Amount
+from bimetal.economics.scenario import Scenario
+from bimetal.economics.tco import Comparison, Tco
+from bimetal.economics.uncertainty import spread
+
+TOTALS = (
+    ("chip_usd", "chips"),
+    ("system_usd", "systems (CapEx)"),
+    ("npv_usd", "TCO (NPV)"),
+    ("annualised_usd", "TCO a year"),
+    ("usd_per_million_output_tokens", "per million output tokens"),
+)
+SAVINGS = (
+    ("chip_ratio", "on chips"),
+    ("system_ratio", "on systems"),
+    ("tco_ratio", "on TCO"),
+    ("per_token_ratio", "per token"),
+)
+
+
+def scenario_of(analysis: Analysis, fleet: int) -> Scenario:
+    """The scenario that fleet number `fleet` comes from."""
+    owners = [s for s in analysis.scenarios for _ in s.file.fleets]
+    return owners[fleet]
+
+
+def analysis_document(analysis: Analysis) -> dict[str, Any]:
+    currency = analysis.scenarios[0].file.currency
+    return {
+        "currency": {"name": currency.name, "per_usd": currency.per_usd},
+        "compared_per": analysis.scenarios[0].file.compare_per,
+        "conventions": list(analysis.central[0].fleet.conventions.lines()),
+        "fleets": [
+            {
+                "name": name,
+                **{key: _spread(getattr(tco, key), currency.per_usd) for key, _ in TOTALS},
+                "output_tokens_per_year": np.atleast_2d(tco.tokens).mean(axis=0).tolist(),
+                "rows": _rows(analysis, i),
+            }
+            for i, (name, tco) in enumerate(zip(analysis.names, analysis.drawn, strict=True))
+        ],
+        "decisions": [
+            {
+                "fleet": d.name,
+                "savings": _comparison(d.drawn, currency.per_usd),
+                "irr": d.central.irr,
+                "payback_years": d.central.payback_years,
+                "tornado": [asdict(s) for s in d.swings],
+                "break_evens": [asdict(b) for b in d.break_evens],
+            }
+            for d in analysis.decisions
+        ],
+        "rent_or_own": [
+            {
+                "gpu": r.gpu,
+                "verdict": r.verdict,
+                "break_even_utilisation": asdict(r.break_even_utilisation)
+                if r.break_even_utilisation
+                else None,
+                "own_usd_per_h": asdict(r.own_usd_per_h) if r.own_usd_per_h else None,
+                "published_own_usd_per_h": r.published_own_usd_per_h,
+                "missing": r.missing,
+            }
+            for r in analysis.rent_or_own
+        ],
+        "inputs": {
+            s.file.name: {
+                name: {"value": str(q), "source": q.source, "date": q.date}
+                for name, q in s.quantities.items()
+            }
+            for s in analysis.scenarios
+        },
+    }
+
+
+def _spread(amount: Amount, factor: float) -> dict[str, float]:
+    return {key: value * factor for key, value in asdict(spread(amount)).items()}
+
+
+def _comparison(c: Comparison, per_usd: float) -> dict[str, dict[str, float]]:
+    arrays = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in ("irr", "payback_years")}
+    return {
+        name: _spread(a, per_usd if name.endswith("_usd") else 1.0)
+        for name, a in arrays.items()
+        if np.all(np.isfinite(a))
+    }
+
+
+def _rows(analysis: Analysis, fleet: int) -> list[dict[str, Any]]:
+    tco, scenario = analysis.drawn[fleet], scenario_of(analysis, fleet)
+    per_usd = analysis.scenarios[0].file.currency.per_usd
+    return [
+        {
+            "row": line.label,
+            "level": line.level,
+            "npv": _spread(npv, per_usd),
+            "formula": line.formula,
+            "inputs": explain_inputs(scenario, line.inputs, tco),
+        }
+        for line, npv in _with_npv(tco)
+    ]
+
+
+def _with_npv(tco: Tco) -> list[tuple[Any, Amount]]:
+    return [(line, line.npv_usd(tco.fleet.conventions.wacc_ratio)) for line in tco.lines]
+
+
+def explain_inputs(scenario: Scenario, names: tuple[str, ...], tco: Tco) -> list[dict[str, str]]:
+    """Value, source and date of each input of a row; a fleet's own inputs are under its name."""
+    found = []
+    for name in names:
+        path = name if name in scenario.quantities else f"fleets.{tco.fleet.name}.{name}"
+        if name.endswith(".rent_usd_per_h"):
+            kinds = {g.terms for g in tco.fleet.groups if f"gpus.{g.gpu}" == name.rpartition(".")[0]}
+            path = name.replace("rent", "on_demand" if "on-demand" in kinds else "reserved")
+        q = scenario.quantities[path]
+        found.append(
+            {"input": path, "value": str(q), "source": q.source or "default", "date": q.date or "undated"}
+        )
+    return found
+
+
+def analysis_csv(analysis: Analysis) -> str:
+    """One record a row and fleet."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    currency = analysis.scenarios[0].file.currency.name
+    columns = [f"npv_{p}_{currency.lower()}" for p in ("p10", "p50", "p90")]
+    writer.writerow(["fleet", "row", "level", *columns, "formula", "inputs", "sources", "price_dates"])
+    for i, name in enumerate(analysis.names):
+        for row in _rows(analysis, i):
+            inputs = row["inputs"]
+            cells = ["; ".join(x[key] for x in inputs) for key in ("source", "date")]
+            named = "; ".join(f"{x['input']} = {x['value']}" for x in inputs)
+            npv = [f"{row['npv'][p]:.2f}" for p in ("p10", "p50", "p90")]
+            writer.writerow([name, row["row"], row["level"], *npv, row["formula"], named, *cells])
+    return out.getvalue()

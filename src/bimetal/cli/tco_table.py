@@ -1,0 +1,146 @@
+"""An analysis as tables for people, within 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bimetal.cli.tco_document import SAVINGS, TOTALS, explain_inputs, scenario_of
+from bimetal.economics.analysis import Analysis, Decision
+from bimetal.economics.uncertainty import Spread, spread
+
+TORNADO_ROWS = 6
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", overflow="fold")
+    return table
+
+
+def money(amount: float) -> str:
+    """Short enough for a cell, with four digits.
+
+    >>> money(27_600_000), money(1234.5), money(0.5)
+    ('27.60M', '1,234', '0.5000')
+    """
+    if abs(amount) >= 1e6:
+        return f"{amount / 1e6:,.2f}M"
+    return f"{amount:,.0f}" if abs(amount) >= 100 else f"{amount:.4f}"
+
+
+def _range(s: Spread, text: object) -> str:
+    show = text if callable(text) else str
+    if s.p90 - s.p10 <= 1e-9 * abs(s.p50):
+        return str(show(s.p50))
+    return f"{show(s.p50)} [{show(s.p10)}, {show(s.p90)}]"
+
+
+def print_analysis(analysis: Analysis, explain: bool = False, console: Console | None = None) -> None:
+    """Conventions, totals, savings, what matters, what would change the decision."""
+    console = console or Console(highlight=False)
+    currency = analysis.scenarios[0].file.currency
+    for scenario in analysis.scenarios:
+        console.print(f"{escape(scenario.file.name)}: {escape(scenario.file.about)}", style="bold")
+    for text in analysis.central[0].fleet.conventions.lines():
+        console.print(f"- {escape(text)}")
+    inputs = analysis.scenarios[0].file.workload.input_tokens_per_output_token
+    console.print(f"- per output token, {inputs} input token(s); median \\[p10, p90] in {currency.name}\n")
+    for i, (name, tco) in enumerate(zip(analysis.names, analysis.drawn, strict=True)):
+        table = _table(name, ("", f"{currency.name}"))
+        for key, label in TOTALS:
+            cell = _range(spread(getattr(tco, key) * currency.per_usd), money)
+            table.add_row(label, escape(cell))
+        table.add_row("output tokens a year", f"{spread(tco.tokens.mean(axis=-1)).p50:.3g}")
+        console.print(table)
+        if explain:
+            _print_rows(analysis, i, console)
+        console.print()
+    for decision in analysis.decisions:
+        _print_decision(analysis, decision, console)
+    if analysis.rent_or_own:
+        _print_rent_or_own(analysis, console)
+
+
+def _print_rows(analysis: Analysis, fleet: int, console: Console) -> None:
+    tco, scenario = analysis.drawn[fleet], scenario_of(analysis, fleet)
+    currency = analysis.scenarios[0].file.currency
+    for line in tco.lines:
+        amount = spread(line.npv_usd(tco.fleet.conventions.wacc_ratio) * currency.per_usd)
+        console.print(f"  {escape(line.label)}: {escape(_range(amount, money))} = {escape(line.formula)}")
+        for x in explain_inputs(scenario, line.inputs, tco):
+            console.print(
+                escape(f"    {x['input']} = {x['value']} ({x['date']}; {x['source']})"), style="dim"
+            )
+
+
+def _print_decision(analysis: Analysis, decision: Decision, console: Console) -> None:
+    table = _table(f"{decision.name} against {analysis.names[0]}: saving", ("", r"median \[p10, p90]"))
+    for key, label in SAVINGS:
+        table.add_row(label, escape(_range(spread(getattr(decision.drawn, key)), lambda x: f"{x:.1%}")))
+    delivered = _range(spread(decision.drawn.tokens_ratio), lambda x: f"{x:.1%}")
+    table.add_row("tokens delivered, of the first's", escape(delivered))
+    for label, text in (("IRR", decision.central.irr), ("payback, years", decision.central.payback_years)):
+        if text is not None:
+            table.add_row(f"{label} of the difference", f"{text:.3g}")
+    console.print(table)
+    unit = "per token" if analysis.per_token else "on TCO"
+    table = _table(f"what moves the saving {unit}", ("input", "p10 to p90", "saving"))
+    for s in decision.swings[:TORNADO_ROWS]:
+        inputs = f"{s.input_low:.4g} to {s.input_high:.4g}"
+        table.add_row(escape(s.name), inputs, f"{s.at_low:.1%} to {s.at_high:.1%}")
+    if decision.swings:
+        console.print(table)
+    table = _table(f"the two cost the same {unit} at", ("input", "now", "break-even"))
+    for b in decision.break_evens:
+        found = f"{b.at:.4g}" if b.at is not None else f"none in {b.low:.3g} to {b.high:.3g}"
+        table.add_row(escape(b.name), f"{b.now:.4g}", found)
+    console.print(table)
+    console.print()
+
+
+def _print_rent_or_own(analysis: Analysis, console: Console) -> None:
+    table = _table(
+        "utilisation above which owning beats on-demand rental",
+        ("GPU", "break-even", "p10, p90", "own $/h", "on demand", "3 years", "published TCO"),
+    )
+    for r in analysis.rent_or_own:
+        share, own = r.break_even_utilisation, r.own_usd_per_h
+        published = "-".join(f"{x:.2f}" for x in r.published_own_usd_per_h or ())
+        on_demand = (
+            "-".join(f"{x:.2f}" for x in r.on_demand_usd_per_h.numbers) if r.on_demand_usd_per_h else ""
+        )
+        table.add_row(
+            r.gpu,
+            r.verdict,
+            f"{share.p10:.0%}, {share.p90:.0%}" if share else r.missing,
+            f"{own.p50:.2f}" if own else "",
+            on_demand,
+            f"{r.reserved_usd_per_h.central:.2f}" if r.reserved_usd_per_h else "",
+            published,
+        )
+    console.print(table)
+    console.print("own $/h is over every hour, used or not; published TCO is others' and only a cross-check")
+    for r in analysis.rent_or_own:
+        if r.own_usd_per_h and r.reserved_usd_per_h and r.reserved_usd_per_h.central < r.own_usd_per_h.p50:
+            console.print(f"- {r.gpu}: three-year rental is below owning")
+
+
+def print_change(
+    before: Analysis, after: Analysis, changes: Sequence[str], console: Console | None = None
+) -> None:
+    """By how much the decision moved."""
+    console = console or Console(highlight=False)
+    key = "per_token_ratio" if after.per_token else "tco_ratio"
+    for old, new in zip(before.decisions, after.decisions, strict=True):
+        was, now = spread(getattr(old.drawn, key)), spread(getattr(new.drawn, key))
+        flips = " The decision flips." if (was.p50 > 0) != (now.p50 > 0) else ""
+        console.print(
+            f"with {escape(', '.join(changes))}: {escape(new.name)} saves {now.p50:.1%} instead of {was.p50:.1%} "
+            f"{'per token' if after.per_token else 'on TCO'} ({(now.p50 - was.p50) * 100:+.1f} points).{flips}",
+            style="bold",
+        )

@@ -1,0 +1,91 @@
+"""`bimetal tco` as a user meets it."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bimetal.cli.tco import command
+from bimetal.errors import ConfigError
+
+SCENARIOS = Path(__file__).parents[2] / "examples" / "scenarios"
+
+
+def run(*args):
+    result = CliRunner().invoke(command, [*map(str, args)], env={"COLUMNS": "80"}, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_scenarios_price_within_80_columns(path):
+    output = run(path, "--draws", "500")
+    assert max(map(len, output.splitlines())) <= 80
+    for word in ("NPV is cash only", "per million output tokens", "break-even", "[p10, p90]"):
+        assert word in output
+
+
+def test_case_study_is_cheaper_per_fleet_and_dearer_per_token():
+    decision = json.loads(run(SCENARIOS / "case-study.yaml", "--json"))["decisions"][0]
+    savings = decision["savings"]
+    assert savings["chip_ratio"]["p50"] == pytest.approx(0.08)
+    assert 0 < savings["tco_ratio"]["p50"] < savings["chip_ratio"]["p50"]
+    assert savings["per_token_ratio"]["p50"] < 0
+
+
+def test_every_row_explains_itself():
+    path = SCENARIOS / "case-study-2026.yaml"
+    output = " ".join(run(path, "--explain").split())
+    for word in ("= GPUs x price", "runlocalai.co pulse", "2026 Q1", "UNVERIFIED"):
+        assert word in output
+    rows = list(csv.DictReader(io.StringIO(run(path, "--csv"))))
+    assert {row["fleet"] for row in rows} == {"all-h100", "mixed"}
+    assert all(row["formula"] and row["inputs"] and row["sources"] and row["price_dates"] for row in rows)
+    total = sum(float(row["npv_p50_usd"]) for row in rows if row["fleet"] == "mixed")
+    fleets = json.loads(run(path, "--json"))["fleets"]
+    assert total == pytest.approx(fleets[1]["npv_usd"]["p50"], rel=0.01)
+
+
+def test_changing_one_price_says_by_how_much_the_decision_moves():
+    output = " ".join(run(SCENARIOS / "case-study.yaml", "--set", "gpus.MI300X.price_usd=15000").split())
+    assert "with gpus.MI300X.price_usd=15000: mixed saves" in output
+    assert "points). The decision flips." in output
+
+
+def test_scenarios_are_compared_on_shared_draws():
+    path = SCENARIOS / "case-study.yaml"
+    document = json.loads(run(path, "--compare", path, "--json"))
+    same = document["decisions"][1]
+    assert same["fleet"] == "case-study: all-h100"
+    assert set(same["savings"]["tco_usd"].values()) == {0.0}
+
+
+def test_rent_or_own_prints_a_break_even_none_or_no_price_for_each():
+    found = {r["gpu"]: r for r in json.loads(run(SCENARIOS / "rent-vs-own.yaml", "--json"))["rent_or_own"]}
+    assert list(found) == ["H100", "H200", "MI300X", "B200", "MI355X"]
+    assert found["MI355X"]["verdict"] == "no price" and found["MI355X"]["missing"] == "no on-demand price"
+    for gpu in ("H100", "H200", "MI300X", "B200"):
+        share = found[gpu]["break_even_utilisation"]["p50"]
+        assert found[gpu]["verdict"] == ("none" if share > 1 else f"{share:.0%}")
+    text = run(SCENARIOS / "rent-vs-own.yaml")
+    for gpu in ("H100", "H200"):
+        assert f"{gpu}: three-year rental is below owning" in text
+
+
+def test_other_currency_by_a_given_rate(tmp_path):
+    text = (SCENARIOS / "case-study.yaml").read_text()
+    (tmp_path / "eur.yaml").write_text(text + "currency: {name: EUR, per_usd: 0.5}\n")
+    usd, eur = (json.loads(run(p, "--json")) for p in (SCENARIOS / "case-study.yaml", tmp_path / "eur.yaml"))
+    assert eur["fleets"][0]["npv_usd"]["p50"] == pytest.approx(usd["fleets"][0]["npv_usd"]["p50"] / 2)
+    assert eur["decisions"][0]["savings"]["tco_ratio"] == usd["decisions"][0]["savings"]["tco_ratio"]
+
+
+@pytest.mark.parametrize(
+    "change", ["gpus.MI300X.price_usd", "gpus.B300.price_usd=1", "fleets.nobody.x=1", "fleets.x=1"]
+)
+def test_bad_changes_are_refused(change):
+    with pytest.raises(ConfigError):
+        run(SCENARIOS / "case-study.yaml", "--set", change)
