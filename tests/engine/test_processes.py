@@ -61,6 +61,19 @@ def test_a_dead_stage_is_named_and_nobody_is_left(folder: Path) -> None:
     wait_until_gone(children, 5)
 
 
+def test_stages_that_hang_are_ended_together(folder: Path) -> None:
+    driver = Driver(EngineOptions(plan=plan_document(folder, (0, 1, 2, 4))))
+    driver.start()
+    children = stage_children(os.getpid())
+    for child in children:
+        child.suspend()
+    began = time.monotonic()
+    driver.stop()
+    # The gateway waits two and a half seconds for its driver, then ends it as well.
+    assert time.monotonic() - began < 2.0
+    wait_until_gone(children, 1)
+
+
 def test_a_dead_driver_leaves_no_stage(folder: Path) -> None:
     script = (
         "import sys; from bimetal.engine.driver.driver import Driver; from bimetal.engine.wire.options import EngineOptions\n"

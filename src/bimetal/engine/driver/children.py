@@ -68,11 +68,15 @@ class StageChild:
     def status(self) -> int | None:
         return self._process.poll()
 
-    def stop(self, timeout_s: float) -> None:
-        """End it: standard input first, then by signal."""
+    def ask_to_stop(self) -> None:
+        """The end of its standard input is its end, unless it hangs."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ask, wait, then end it by signal."""
+        self.ask_to_stop()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

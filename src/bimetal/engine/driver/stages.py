@@ -37,7 +37,7 @@ from bimetal.engine.wire.step import Step, encode_step, idle_step
 from bimetal.errors import ConfigError, StageError
 from bimetal.plan import Replica, Stage
 
-_STOP_TIMEOUT_S = 2.0
+_STOP_TIMEOUT_S = 1.0
 _HOP_ROUNDS = 5
 
 
@@ -242,4 +242,7 @@ class Stages:
         for connection in self._connections:
             connection.close()
         for child in self._children:
-            child.stop(_STOP_TIMEOUT_S)
+            child.ask_to_stop()
+        deadline = time.monotonic() + _STOP_TIMEOUT_S  # for all of them: several may hang
+        for child in self._children:
+            child.stop(max(deadline - time.monotonic(), 0.0))
