@@ -70,6 +70,29 @@ def price(
             print_change(analyse([_load(path, ()) for path in (scenario, *others)], draws), analysis, changes)
 
 
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--explain", is_flag=True, help="Every reading's formula, inputs and sources.")
+@click.option("-o", "--output", type=_FILE, help="Write the audit here as Markdown.")
+def audit(as_json: bool, explain: bool, output: Path | None) -> None:
+    """Recompute every claim of the case for mixing vendors, and judge it.
+
+    Example: bimetal tco audit -o docs/audit.md
+    """
+    from bimetal.cli.tco_audit import audit_document, audit_markdown, print_audit
+    from bimetal.cli.tco_model import answers
+    from bimetal.economics.judged import judge_claims
+
+    judged = judge_claims(answers())
+    if output:
+        output.write_text(audit_markdown(judged), encoding="utf-8")
+        click.echo(f"audit in {output}")
+    elif as_json:
+        click.echo(json.dumps(audit_document(judged), indent=1))
+    else:
+        print_audit(judged, explain=explain)
+
+
 def _load(path: Path, changes: tuple[str, ...]) -> Scenario:
     from bimetal.catalog.document import Document
     from bimetal.cli.tco_model import throughput_of
