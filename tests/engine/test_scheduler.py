@@ -12,7 +12,7 @@ from bimetal.engine.driver.blocks import BlockPool, block_hash, root_hash
 from bimetal.engine.driver.scheduler import Scheduler, SchedulerLimits
 from bimetal.engine.driver.sequences import uniforms
 from bimetal.engine.wire.api import Generate, Output, SamplingParams
-from bimetal.engine.wire.step import Sampled, Step
+from bimetal.engine.wire.step import MAX_SCORED_TOKENS, NO_TARGET, Sampled, Step
 from bimetal.errors import RequestError
 
 VOCAB = 50
@@ -184,6 +184,37 @@ def test_deadlines_end_requests_and_free_their_blocks() -> None:
     outputs = scheduler.expire(11.0).outputs
     assert [(o.request_id, o.finish_reason) for o in outputs] == [("late", "deadline")]
     assert scheduler.num_unfinished == 1
+
+
+def test_a_step_scores_no_more_prompt_tokens_than_stages_have_memory_for() -> None:
+    """A row of logits may be half a megabyte, and a budget is made for rows of hidden states."""
+    limits = _limits(max_model_len=4096, num_blocks=4096, max_num_batched_tokens=2048)
+    scheduler = Scheduler(limits, [lambda n: 0.01])
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=0)
+    for i in range(2):
+        scheduler.add(Generate(f"scored{i}", (3,) * 700, sampling), 0)
+        scheduler.add(Generate(f"not{i}", (4,) * 700, SamplingParams(max_tokens=2, temperature=0.0)), 0)
+    num_scored = {"scored0": 0, "scored1": 0}
+    while scheduler.num_unfinished:
+        issued = scheduler.schedule()
+        assert issued is not None
+        for sequence, target in issued.rows:
+            if target != NO_TARGET:
+                num_scored[sequence.request.request_id] += 1
+        assert sum(target != NO_TARGET for _, target in issued.rows) <= MAX_SCORED_TOKENS
+        r = issued.step.num_logit_rows
+        zeros = np.zeros(r, np.int32)
+        scheduler.apply(
+            issued.number,
+            Sampled(
+                zeros,
+                zeros.astype(np.float32),
+                zeros,
+                np.zeros((r, 0), np.int32),
+                np.zeros((r, 0), np.float32),
+            ),
+        )
+    assert num_scored == {"scored0": 699, "scored1": 699}
 
 
 def test_a_prefix_is_found_within_one_salt_only() -> None:

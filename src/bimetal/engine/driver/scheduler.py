@@ -22,7 +22,7 @@ from bimetal.engine.driver.blocks import BlockPool, block_hash, root_hash
 from bimetal.engine.driver.sequences import Sequence, SequenceTable
 from bimetal.engine.driver.step_builder import Chunk, build_step
 from bimetal.engine.wire.api import Generate, Output, TokenLogprob
-from bimetal.engine.wire.step import NO_TARGET, Sampled, Step
+from bimetal.engine.wire.step import MAX_SCORED_TOKENS, NO_TARGET, Sampled, Step
 from bimetal.errors import RequestError
 from bimetal.policy.batching import (
     StepTime,
@@ -260,28 +260,35 @@ class Scheduler:
     def _prefill_chunks(self, budget: int) -> list[Chunk]:
         table = self.table
         chunks = []
+        scores_left = MAX_SCORED_TOKENS
         for sequence in self._prefilling:
-            if budget <= 0:
+            room = min(budget, scores_left) if sequence.scores_prompt else budget
+            if room <= 0:
                 break
             assert sequence.slot is not None
             start = int(table.num_scheduled[sequence.slot])
-            size = prefill_chunk(sequence.num_tokens - start, budget)
+            size = prefill_chunk(sequence.num_tokens - start, room)
             chunks.append(Chunk(sequence, start, size))
             budget -= size
-        while budget > 0 and self.waiting and table.free_slots:
+            scores_left -= size * sequence.scores_prompt
+        while self.waiting and table.free_slots:
             sequence = self.waiting[0]
             if (
                 sequence.in_flight
             ):  # pre-empted with a token on its way: its prompt is not known to the end yet
                 break
+            room = min(budget, scores_left) if sequence.scores_prompt else budget
+            if room <= 0:
+                break
             start_or_none = self._admit(sequence)
             if start_or_none is None:
                 break
             self.waiting.popleft()
-            size = prefill_chunk(sequence.num_tokens - start_or_none, budget)
+            size = prefill_chunk(sequence.num_tokens - start_or_none, room)
             chunks.append(Chunk(sequence, start_or_none, size))
             self._prefilling.append(sequence)
             budget -= size
+            scores_left -= size * sequence.scores_prompt
         chunks.sort(key=lambda c: c.size != 1)  # single rows first: they are decodes to the kernels
         return chunks
 

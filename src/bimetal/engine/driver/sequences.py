@@ -61,6 +61,11 @@ class Sequence:
     """(step, row) that waits for a token mask, which depends on ids still in flight."""
 
     @property
+    def scores_prompt(self) -> bool:
+        """Prompt tokens in its next step get rows of logits, too."""
+        return self.request.sampling.prompt_logprobs is not None and not self.started
+
+    @property
     def num_output(self) -> int:
         return self.num_tokens - self.num_prompt
 

@@ -124,7 +124,7 @@ def _logit_rows(
     logits = _Logits(list(range(n)), list(range(n)), [NO_TARGET] * n, owners)
     for i, chunk in enumerate(chunks, start=n):
         sequence, first = chunk.sequence, int(starts[i])
-        if sequence.request.sampling.prompt_logprobs is not None and not sequence.started:
+        if sequence.scores_prompt:
             end = min(chunk.start + chunk.size, sequence.num_prompt - 1)
             for position in range(max(chunk.start, sequence.num_scored - 1), end):
                 _add(logits, first + position - chunk.start, i, sequence, int(sequence.tokens[position + 1]))

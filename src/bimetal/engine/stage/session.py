@@ -20,6 +20,7 @@ from bimetal.engine.stage.runner import Runner, decode_buckets
 from bimetal.engine.stage.sampler import Sampler
 from bimetal.engine.stage.weights import Checkpoint, DummyWeights, Progress, fingerprint, load_stage_weights
 from bimetal.engine.wire.control import LoadStage, StageLoaded
+from bimetal.engine.wire.step import MAX_SCORED_TOKENS
 from bimetal.errors import StageError
 from bimetal.units import GIB, format_bytes
 
@@ -126,7 +127,8 @@ class StageSession:
             load.max_num_batched_tokens * (widest * 2 + 6 * self.spec.hidden_size) * self.dtype.itemsize
         )
         if self.is_last:
-            activation_bytes += 3 * 4 * load.max_num_seqs * self.spec.vocab_size
+            rows = min(load.max_num_seqs + MAX_SCORED_TOKENS, load.max_num_batched_tokens)
+            activation_bytes += 3 * 4 * rows * self.spec.vocab_size
         reserved_bytes = int(total_bytes * (1 - load.gpu_memory_utilization))
         return int(free_bytes - reserved_bytes - activation_bytes)
 

@@ -21,6 +21,8 @@ _HEADER_INTS = 16
 _SAMPLING, _PENALTIES, _BIAS, _LOGPROBS, _MASKS = 1, 2, 4, 8, 16
 
 NO_TARGET = -1
+MAX_SCORED_TOKENS = 256
+"""Prompt tokens that one step may ask log-probabilities of: each takes a row of logits, and stages reserve memory for them."""
 PADDING_SLOT = -1
 
 
