@@ -41,6 +41,7 @@ def command() -> None:
 @click.option("--explain", is_flag=True, help="Every row's formula, inputs, sources and price dates.")
 @click.option("--draws", type=click.IntRange(100, 1_000_000), default=10_000, help="Monte Carlo draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--xlsx", type=_FILE, help="Write a workbook with live formulas (SCENARIO alone).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every row as CSV.")
 def price(
     scenario: Path,
@@ -50,6 +51,7 @@ def price(
     draws: int,
     as_json: bool,
     as_csv: bool,
+    xlsx: Path | None,
 ) -> None:
     """Price the fleets of SCENARIO and compare them with its first.
 
@@ -59,7 +61,10 @@ def price(
     from bimetal.cli.tco_table import print_analysis, print_change
     from bimetal.economics.analysis import analyse
 
-    analysis = analyse([_load(path, changes) for path in (scenario, *others)], draws)
+    scenarios = [_load(path, changes) for path in (scenario, *others)]
+    if xlsx:
+        _write_xlsx(scenarios[0], xlsx)
+    analysis = analyse(scenarios, draws)
     if as_json:
         click.echo(json.dumps(analysis_document(analysis), indent=1))
     elif as_csv:
@@ -102,6 +107,17 @@ def _load(path: Path, changes: tuple[str, ...]) -> Scenario:
     for change in changes:
         _set(document, change)
     return parse_scenario(document, path.parent, throughput_of)
+
+
+def _write_xlsx(scenario: Scenario, path: Path) -> None:
+    from bimetal.errors import ConfigError
+
+    try:
+        from bimetal.economics.workbook import write_workbook
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'{error.name} is not installed: pip install "bimetal[report]"') from error
+    write_workbook(scenario, path)
+    click.echo(f"workbook in {path}", err=True)
 
 
 def _set(document: Document, change: str) -> None:

@@ -1,0 +1,317 @@
+"""A scenario as a workbook with live formulas: change an input, and every total moves.
+
+One sheet of inputs with source and date, one ledger a fleet (a row a payment: when, how much, its present value), one
+summary. The formulas are those of `lines` and `tco`, written for a spreadsheet; a test recalculates them and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from openpyxl import Workbook
+from openpyxl.styles import Font
+from openpyxl.worksheet.worksheet import Worksheet
+
+from bimetal.catalog.hardware import find_gpu
+from bimetal.economics.scenario import Scenario
+from bimetal.economics.scenario_file import FleetFields, GroupFields
+from bimetal.economics.tco import S_PER_YEAR
+from bimetal.units import HOURS_PER_YEAR, KILO, MEGA, MONTHS_PER_YEAR, WEEKS_PER_YEAR
+
+BOLD = Font(bold=True)
+FIRST_ROW = 2
+SURCHARGES = ("network", "installation", "duty", "vat")
+
+Ref = Callable[[str], str]
+"""Path of an input to its cell; to its default where the file leaves it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payment:
+    """A row of the ledger; `time` and `amount` are formulas without their equals sign."""
+
+    label: str
+    level: str
+    time: str
+    amount: str
+
+
+def write_workbook(scenario: Scenario, path: Path) -> None:
+    """At the median of every input, in USD."""
+    book = Workbook()
+    summary = book.active
+    summary.title = "summary"
+    ref = _write_inputs(book.create_sheet("inputs"), scenario)
+    totals = []
+    for i, fleet in enumerate(scenario.file.fleets, start=1):
+        sheet = book.create_sheet(f"fleet{i}")
+        totals.append(_write_ledger(sheet, scenario, fleet, ref))
+    _write_summary(summary, scenario, totals)
+    for sheet in book.worksheets:
+        sheet.column_dimensions["A"].width = 46
+        for letter in "BCDEF":
+            sheet.column_dimensions[letter].width = 18
+    book.save(path)
+
+
+def _head(sheet: Worksheet, *titles: str) -> None:
+    sheet.append(titles)
+    for cell in sheet[1]:
+        cell.font = BOLD
+    sheet.freeze_panes = "B2"
+
+
+def _write_inputs(sheet: Worksheet, scenario: Scenario) -> Ref:
+    """Value, distribution, source and date of every input; counts of GPUs too."""
+    _head(sheet, "input", "value (median)", "as given", "date", "source")
+    cells = {}
+    for name, q in scenario.quantities.items():
+        sheet.append([name, q.central, str(q), q.date, q.source])
+        cells[name] = f"inputs!$B${sheet.max_row}"
+    for fleet in scenario.file.fleets:
+        for i, group in enumerate(fleet.groups):
+            name = _count_name(fleet, i)
+            sheet.append([name, group.count, group.gpu, "", "the scenario"])
+            cells[name] = f"inputs!$B${sheet.max_row}"
+    defaults = {f"gpus.{gpu}.tdp_w": repr(find_gpu(gpu).tdp_w) for gpu in scenario.file.gpus}
+
+    def ref(path: str) -> str:
+        return cells.get(path) or defaults.get(path, "0")
+
+    return ref
+
+
+def _count_name(fleet: FleetFields, group: int) -> str:
+    return f"fleets.{fleet.name}.groups[{group}].count"
+
+
+def _write_ledger(sheet: Worksheet, scenario: Scenario, fleet: FleetFields, ref: Ref) -> dict[str, str]:
+    """Payments, then tokens by year, then totals; returns where the totals are."""
+    _head(sheet, "payment", "level", "time, years", "USD", "discount factor", "present value, USD")
+    payments = [p for i in range(len(fleet.groups)) for p in _group_payments(scenario, fleet, i, ref)]
+    payments += _fleet_payments(scenario, fleet, ref)
+    payments += _revenue(scenario, fleet, ref)
+    payments += list(_tax(scenario, payments, ref))
+    wacc = ref("finance.wacc_ratio")
+    for p in payments:
+        row = sheet.max_row + 1
+        sheet.append(
+            [p.label, p.level, f"={p.time}", f"={p.amount}", f"=(1+{wacc})^-C{row}", f"=D{row}*E{row}"]
+        )
+    last = sheet.max_row
+    years = scenario.file.finance.horizon_years
+    for y in range(1, years + 1):
+        row = sheet.max_row + 1
+        cells = [
+            f"output tokens, year {y}",
+            "tokens",
+            f"={_time(scenario, y)}",
+            f"={_tokens(scenario, fleet, y, ref)}",
+        ]
+        sheet.append([*cells, f"=(1+{wacc})^-C{row}", f"=D{row}*E{row}"])
+    first_token = last + 1
+    levels, values = f"$B${FIRST_ROW}:$B${last}", f"$F${FIRST_ROW}:$F${last}"
+    name = sheet.title
+    totals = {}
+
+    def total(key: str, label: str, formula: str) -> None:
+        sheet.append([label, "", "", "", "", f"={formula}"])
+        sheet.cell(sheet.max_row, 1).font = BOLD
+        totals[key] = f"{name}!$F${sheet.max_row}"
+
+    total("chip_usd", "chips", f'SUMIF({levels},"chip",{values})')
+    total(
+        "system_usd", "systems (CapEx)", f'SUMIF({levels},"chip",{values})+SUMIF({levels},"system",{values})'
+    )
+    total("npv_usd", "TCO (NPV)", f"SUM({values})")
+    tokens = f"{first_token}:F{first_token + years - 1}"
+    discounts = f"SUM(E{first_token}:E{first_token + years - 1})"
+    total("annualised_usd", "TCO a year", f"{totals['npv_usd']}/{discounts}")
+    total(
+        "usd_per_million_output_tokens",
+        "per million output tokens",
+        f"{totals['npv_usd']}/SUM(F{tokens})*{MEGA:.0f}",
+    )
+    return totals
+
+
+def _time(scenario: Scenario, year: int) -> str:
+    return repr(year - 0.5 if scenario.file.finance.flows == "mid-year" else float(year))
+
+
+def _years(scenario: Scenario, group: GroupFields) -> tuple[int, int]:
+    return group.years or (0, scenario.file.finance.horizon_years)
+
+
+def _lead(group: GroupFields, ref: Ref) -> str:
+    return f"{ref(f'gpus.{group.gpu}.lead_time_weeks')}/{WEEKS_PER_YEAR!r}" if group.terms == "buy" else "0"
+
+
+def _live(scenario: Scenario, group: GroupFields, year: int, ref: Ref) -> str:
+    start, end = _years(scenario, group)
+    return f"MAX(0,MIN(1,MIN({year},{end})-MAX({year - 1},{start}+{_lead(group, ref)})))"
+
+
+def _missing(scenario: Scenario, group: GroupFields, year: int, ref: Ref) -> str:
+    start, end = _years(scenario, group)
+    return f"MAX(0,MIN(1,MIN({year},MIN({start}+{_lead(group, ref)},{end}))-MAX({year - 1},{start})))"
+
+
+def _discounted(scenario: Scenario, group: GroupFields, name: str, on: str, ref: Ref) -> str:
+    at = f"gpus.{group.gpu}"
+    listed = ref(f"{at}.{name}")
+    price = listed
+    for d in scenario.file.gpus[group.gpu].discounts:
+        if d.on == on:
+            base = listed if d.base == "list" else f"({price})"
+            price = f"({price})-{base}*{ref(f'{at}.discounts.{d.name}.ratio')}"
+    return f"({price})"
+
+
+def _group_payments(scenario: Scenario, fleet: FleetFields, index: int, ref: Ref) -> list[Payment]:
+    """As `lines.group_lines`."""
+    group, file = fleet.groups[index], scenario.file
+    at, name = f"gpus.{group.gpu}", f"{group.count} x {group.gpu}"
+    num, live = ref(_count_name(fleet, index)), range(1, file.finance.horizon_years + 1)
+    start, end = _years(scenario, group)
+
+    def get(field: str) -> str:
+        return ref(f"{at}.{field}")
+
+    credit = f"IF({get('uptime_ratio')}<{get('promised_uptime_ratio')},{get('sla_credit_ratio')},0)"
+    rise = {y: f"(1+{ref('finance.inflation_ratio')})^{_time(scenario, y)}" for y in live}
+
+    def yearly(label: str, amount: str, rises: bool = True) -> list[Payment]:
+        return [
+            Payment(
+                f"{name}: {label}, year {y}",
+                "running",
+                _time(scenario, y),
+                f"{amount}*{_live(scenario, group, y, ref)}" + (f"*{rise[y]}" if rises else ""),
+            )
+            for y in live
+        ]
+
+    if group.terms != "buy":
+        rent = "on_demand_usd_per_h" if group.terms == "on-demand" else "reserved_usd_per_h"
+        paid = ref("workload.utilisation_ratio") if group.terms == "on-demand" else "1"
+        usd_per_h = _discounted(scenario, group, rent, group.terms, ref)
+        return yearly("rent", f"{num}*{usd_per_h}*{HOURS_PER_YEAR}*{paid}*(1-{credit})", rises=False)
+
+    price, lead = _discounted(scenario, group, "price_usd", "price", ref), _lead(group, ref)
+    hardware = f"{num}*({price}+{get('server_usd')})"
+
+    def once(label: str, level: str, amount: str) -> list[Payment]:
+        deposit = get("deposit_ratio")
+        return [
+            Payment(f"{name}: {label}, deposit", level, f"{start}", f"({amount})*{deposit}"),
+            Payment(f"{name}: {label}, on delivery", level, f"{start}+{lead}", f"({amount})*(1-{deposit})"),
+        ]
+
+    draw_w = f"{num}*({get('tdp_w')}*{get('draw_ratio')}*(1-{get('power_cut_ratio')})+{get('server_w')})"
+    most_w = f"{num}*({get('tdp_w')}+{get('server_w')})"
+    payments = once("chips", "chip", f"{num}*{price}") + once(
+        "servers", "system", f"{num}*{get('server_usd')}"
+    )
+    for label in SURCHARGES:
+        payments += once(label, "system", f"{hardware}*{ref(f'site.{label}_ratio')}")
+    if file.site.own:
+        kwh = f"{draw_w}/{KILO:.0f}*{ref('site.own.pue_ratio')}*{HOURS_PER_YEAR}"
+        payments += yearly("power", f"{kwh}*{ref('site.own.usd_per_kwh')}")
+        payments += once(
+            "cooling plant", "system", f"{most_w}/{KILO:.0f}*{ref('site.own.cooling_usd_per_kw')}"
+        )
+    else:
+        contract = f"{ref('site.colocation.usd_per_kw_month')}*{MONTHS_PER_YEAR}"
+        payments += yearly("colocation", f"{most_w}/{KILO:.0f}*{contract}")
+        metered = f"{draw_w}/{KILO:.0f}*{HOURS_PER_YEAR}*{ref('site.colocation.usd_per_kwh')}"
+        payments += yearly("metered energy", metered)
+    payments += yearly("support", f"{hardware}*{get('support_ratio')}*(1-{credit})")
+    payments += yearly("failures", f"{num}*{price}*{get('failure_ratio')}")
+    payments += yearly("insurance", f"{hardware}*{ref('site.insurance_ratio')}")
+    successor = file.gpus[group.gpu].successor_year
+    drop = get("successor_drop_ratio") if successor is not None and successor <= end else "0"
+    residual = f"{get('residual_3y_ratio')}^(({end - start}-{lead})/3)*(1-{drop})"
+    return [*payments, Payment(f"{name}: resale", "resale", f"{end}", f"-({hardware}*{residual})")]
+
+
+def _fleet_payments(scenario: Scenario, fleet: FleetFields, ref: Ref) -> list[Payment]:
+    """As `lines.fleet_lines`."""
+    at = f"fleets.{fleet.name}"
+    payments = [Payment("qualify a second stack", "system", "0", ref(f"{at}.qualification_usd"))]
+    bought = [(i, g) for i, g in enumerate(fleet.groups) if g.terms == "buy"]
+    for y in range(1, scenario.file.finance.horizon_years + 1):
+        time = _time(scenario, y)
+        rise = f"(1+{ref('finance.inflation_ratio')})^{time}"
+        stack = f"{ref(f'{at}.stack_usd_per_year')}*{rise}"
+        payments.append(Payment(f"second software stack, year {y}", "running", time, stack))
+        if bought:
+            missing = [_missing(scenario, g, y, ref) for _, g in bought]
+            gpus = "+".join(
+                f"{ref(_count_name(fleet, i))}*{m}" for (i, _), m in zip(bought, missing, strict=True)
+            )
+            cloud = (
+                f"({gpus})*{HOURS_PER_YEAR}*{ref('waiting.cloud_usd_per_h')}*{ref('waiting.bridged_ratio')}"
+            )
+            idle = f"MAX({','.join(missing)})*{ref('waiting.idle_usd_per_year')}"
+            payments.append(Payment(f"cloud while waiting, year {y}", "running", time, cloud))
+            payments.append(Payment(f"people while waiting, year {y}", "running", time, idle))
+    return payments
+
+
+def _tokens(scenario: Scenario, fleet: FleetFields, year: int, ref: Ref) -> str:
+    """min(demand, capacity x utilisation) x seconds."""
+    parts = []
+    for i, g in enumerate(fleet.groups):
+        at = f"gpus.{g.gpu}"
+        here = f"({_live(scenario, g, year, ref)}+{_missing(scenario, g, year, ref)}*{ref('waiting.bridged_ratio')})"
+        rate = f"{ref(f'{at}.output_tokens_per_s')}*{ref(f'{at}.uptime_ratio')}*(1-{ref(f'{at}.throughput_cost_ratio')})"
+        parts.append(f"{ref(_count_name(fleet, i))}*{rate}*{here}")
+    served = f"({'+'.join(parts)})*{ref(f'fleets.{fleet.name}.throughput_ratio')}*{ref('workload.utilisation_ratio')}"
+    if scenario.file.workload.demand_output_tokens_per_s is not None:
+        served = f"MIN({ref('workload.demand_output_tokens_per_s')},{served})"
+    return f"{served}*{S_PER_YEAR}"
+
+
+def _revenue(scenario: Scenario, fleet: FleetFields, ref: Ref) -> list[Payment]:
+    price = ref("workload.revenue_usd_per_million_output_tokens")
+    return [
+        Payment(
+            f"revenue, year {y}",
+            "running",
+            _time(scenario, y),
+            f"-({_tokens(scenario, fleet, y, ref)})/{MEGA:.0f}*{price}",
+        )
+        for y in range(1, scenario.file.finance.horizon_years + 1)
+    ]
+
+
+def _tax(scenario: Scenario, payments: list[Payment], ref: Ref) -> Iterator[Payment]:
+    """As `lines.after_tax`; nothing where the scenario is before tax."""
+    if scenario.quantities["finance.tax_ratio"].central == 0:
+        return
+    years, rate = scenario.file.finance.horizon_years, ref("finance.tax_ratio")
+    for p in payments:
+        if p.level in ("running", "resale"):
+            yield Payment(f"{p.label}: tax", p.level, p.time, f"-({p.amount})*{rate}")
+        else:
+            for y in range(1, years + 1):
+                allowance = f"-({p.amount})*{rate}/{years}"
+                yield Payment(f"{p.label}: tax, year {y}", "running", _time(scenario, y), allowance)
+
+
+def _write_summary(sheet: Worksheet, scenario: Scenario, totals: list[dict[str, str]]) -> None:
+    """Fleets side by side, then what each saves against the first."""
+    names = [fleet.name for fleet in scenario.file.fleets]
+    _head(sheet, "USD", *names)
+    for key in totals[0]:
+        sheet.append([key, *(f"={t[key]}" for t in totals)])
+    for key in totals[0]:
+        first = totals[0][key]
+        sheet.append([f"saving: {key}", *(f'=IF({first}=0,"",1-{t[key]}/{first})' for t in totals)])
+    rates = (scenario.file.finance.flows, scenario.file.finance.terms)
+    sheet.append(
+        [f"{scenario.file.name}: cash only, {rates[0]} running costs, {rates[1]}; change column B of inputs"]
+    )
