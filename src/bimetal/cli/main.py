@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from bimetal.errors import BimetalError
+from bimetal.errors import BimetalError, EngineError
 
 COMMANDS = {
     "serve": "Serve a plan or a fleet behind one OpenAI-compatible API.",
@@ -51,12 +51,12 @@ def bimetal() -> None:
 
 
 def main() -> None:
-    """Entry point: errors meant for people print without a traceback, exit status 2."""
+    """Entry point: errors meant for people print without a traceback. Exit status 1: serving broke; 2: the input is wrong."""
     try:
         bimetal()
     except BimetalError as error:
         print(f"bimetal: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, EngineError) else 2)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose each next token. Checked by `check_sampling` before it reaches the driver."""
+    """How to choose each next token. The gateway checks every value (`gateway/sampling.py`) before it is sent."""
 
     max_tokens: int = 16
     min_tokens: int = 0
