@@ -21,16 +21,18 @@ import numpy as np
 
 from bimetal.engine.link import nixl
 from bimetal.engine.link.tcp import Connection, Incoming, Listener, Outgoing, TcpIncoming, connect
-from bimetal.engine.stage.outbox import PIECE_BYTES
 from bimetal.engine.wire.frame import Header, Kind
 
 SECRET = "a benchmark's secret"
+PIECE_BYTES = 1 << 20
+"""The outbox's; importing that would import torch into every process."""
 
 
 class Side:
     """One process's ends of two edges, there and back."""
 
-    def __init__(self, pipe: Pipe, link: str, largest_bytes: int, spin_s: float) -> None:
+    def __init__(self, pipe: Pipe, link: str, largest_bytes: int, spin_s: float, inline_bytes: int) -> None:
+        nixl.INLINE_BYTES = inline_bytes
         sys.setswitchinterval(1e-4)  # as a stage's process does
         accepted: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         listener = Listener("127.0.0.1:0", SECRET, lambda _hello, c: accepted.put(c), lambda _n, _e: None)
@@ -56,11 +58,11 @@ class Side:
 
 
 def rounds_of(size: int) -> int:
-    return max(min(1000, (512 << 20) // size), 20)
+    return max(min(400, (256 << 20) // size), 10)
 
 
-def other_side(pipe: Pipe, link: str, sizes: list[int], spin_s: float) -> None:
-    side = Side(pipe, link, max(sizes), spin_s)
+def other_side(pipe: Pipe, link: str, sizes: list[int], spin_s: float, inline_bytes: int) -> None:
+    side = Side(pipe, link, max(sizes), spin_s, inline_bytes)
     for size in sizes:
         for _ in range(rounds_of(size)):
             side.receive()
@@ -71,13 +73,13 @@ def other_side(pipe: Pipe, link: str, sizes: list[int], spin_s: float) -> None:
     pipe.recv()
 
 
-def measure(link: str, sizes: list[int], spin_s: float) -> dict[int, tuple[float, float]]:
+def measure(link: str, sizes: list[int], spin_s: float, inline_bytes: int) -> dict[int, tuple[float, float]]:
     """{size: (one way in seconds, bytes a second)}"""
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
-    process = context.Process(target=other_side, args=(other, link, sizes, spin_s), daemon=True)
+    process = context.Process(target=other_side, args=(other, link, sizes, spin_s, inline_bytes), daemon=True)
     process.start()
-    side = Side(pipe, link, max(sizes), spin_s)
+    side = Side(pipe, link, max(sizes), spin_s, inline_bytes)
     found = {}
     for size in sizes:
         rounds = rounds_of(size)
@@ -109,6 +111,12 @@ def main() -> None:
     parser.add_argument(
         "--spin-s", type=float, default=0.002, help="seconds that a receiver polls before it sleeps"
     )
+    parser.add_argument(
+        "--inline-bytes",
+        type=int,
+        default=nixl.INLINE_BYTES,
+        help="largest payload that link nixl sends beside NIXL",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of all, the links in turn; the best counts")
     options = parser.parse_args()
     print("| bytes | " + " | ".join(f"{link}, one way | {link}, rate" for link in options.links) + " |")
@@ -116,7 +124,9 @@ def main() -> None:
     columns: list[dict[int, tuple[float, float]]] = [{} for _ in options.links]
     for _ in range(options.repeats):
         for link, column in zip(options.links, columns, strict=True):
-            for size, (one_way_s, rate) in measure(link, options.sizes, options.spin_s).items():
+            for size, (one_way_s, rate) in measure(
+                link, options.sizes, options.spin_s, options.inline_bytes
+            ).items():
                 least, most = column.get(size, (one_way_s, rate))
                 column[size] = min(least, one_way_s), max(most, rate)
     for size in options.sizes:

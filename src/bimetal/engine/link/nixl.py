@@ -174,9 +174,7 @@ def _wait(attempt: Callable[[], T | None], connection: Connection) -> T:
     """What `attempt` gives once it gives something; LinkError if the peer goes first."""
     spin_until = time.perf_counter() + _SPIN_S
     while (result := attempt()) is None:
-        if time.perf_counter() < spin_until:
-            time.sleep(0)  # other threads of the interpreter
-        else:
+        if time.perf_counter() > spin_until:
             connection.check_open()
             time.sleep(_PAUSE_S)
     return result
