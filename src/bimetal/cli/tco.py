@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from bimetal.catalog.document import Document
+    from bimetal.economics.analysis import Analysis
     from bimetal.economics.scenario import Scenario
 
 _FILE = click.Path(path_type=Path)
@@ -41,6 +42,7 @@ def command() -> None:
 @click.option("--explain", is_flag=True, help="Every row's formula, inputs, sources and price dates.")
 @click.option("--draws", type=click.IntRange(100, 1_000_000), default=10_000, help="Monte Carlo draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--html", type=_FILE, help="Write a page with charts that opens without network.")
 @click.option("--xlsx", type=_FILE, help="Write a workbook with live formulas (SCENARIO alone).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print every row as CSV.")
 def price(
@@ -51,6 +53,7 @@ def price(
     draws: int,
     as_json: bool,
     as_csv: bool,
+    html: Path | None,
     xlsx: Path | None,
 ) -> None:
     """Price the fleets of SCENARIO and compare them with its first.
@@ -65,6 +68,8 @@ def price(
     if xlsx:
         _write_xlsx(scenarios[0], xlsx)
     analysis = analyse(scenarios, draws)
+    if html:
+        _write_html(analysis, html)
     if as_json:
         click.echo(json.dumps(analysis_document(analysis), indent=1))
     elif as_csv:
@@ -107,6 +112,17 @@ def _load(path: Path, changes: tuple[str, ...]) -> Scenario:
     for change in changes:
         _set(document, change)
     return parse_scenario(document, path.parent, throughput_of)
+
+
+def _write_html(analysis: Analysis, path: Path) -> None:
+    from bimetal.errors import ConfigError
+
+    try:
+        from bimetal.economics.page import render_page
+    except ModuleNotFoundError as error:
+        raise ConfigError(f'{error.name} is not installed: pip install "bimetal[report]"') from error
+    path.write_text(render_page(analysis), encoding="utf-8")
+    click.echo(f"page in {path}", err=True)
 
 
 def _write_xlsx(scenario: Scenario, path: Path) -> None:
