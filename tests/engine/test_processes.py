@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import pytest
 from tests.engine.checkpoints import make_checkpoint
 from tests.engine.serving import SECRET, greedy_params, plan_document, run_all, tokens_of
 
+from bimetal.engine.driver.children import StageChild
 from bimetal.engine.driver.driver import Driver
 from bimetal.engine.wire.api import Generate
 from bimetal.engine.wire.handshake import SECRET_VARIABLE
 from bimetal.engine.wire.options import EngineOptions
 from bimetal.errors import StageError
+from bimetal.plan import Stage
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stage_children(pid: int) -> list[psutil.Process]:
     return [
-        c
-        for c in psutil.Process(pid).children(recursive=True)
-        if "bimetal.engine.stage.process" in c.cmdline()
+        c for c in psutil.Process(pid).children(recursive=True) if "bimetal.engine.stage.child" in c.cmdline()
     ]
 
 
@@ -72,6 +73,36 @@ def test_stages_that_hang_are_ended_together(folder: Path) -> None:
     # The gateway waits two and a half seconds for its driver, then ends it as well.
     assert time.monotonic() - began < 2.0
     wait_until_gone(children, 1)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 2.0])
+def test_a_start_that_is_called_off_ends_at_once(folder: Path, after_s: float) -> None:
+    """While stages import torch, load or time their steps: nobody waits until they are ready."""
+    driver = Driver(EngineOptions(plan=plan_document(folder, (0, 2, 4))))
+    timer = threading.Timer(after_s, driver.interrupt)
+    timer.start()
+    try:
+        driver.start()
+    except StageError:
+        assert driver.interrupted
+    children = stage_children(os.getpid())
+    began = time.monotonic()
+    timer.join()
+    driver.stop()
+    assert time.monotonic() - began < 2.5
+    wait_until_gone(children, 1)
+
+
+def test_a_stage_that_is_still_importing_goes_with_its_driver() -> None:
+    for after_s in (0.2, 0.6):
+        child = StageChild(0, Stage("node", "cpu", 0, 1), SECRET)
+        time.sleep(after_s)
+        began = time.monotonic()
+        child.ask_to_stop()
+        while child.status is None and time.monotonic() - began < 3:
+            time.sleep(0.02)
+        assert child.status == 0
+        child.stop(0.0)
 
 
 def test_a_dead_driver_leaves_no_stage(folder: Path) -> None:

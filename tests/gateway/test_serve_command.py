@@ -73,7 +73,7 @@ def test_help_starts_at_once_and_imports_nothing_heavy() -> None:
 def test_no_process_outlives_another(tiny_model: Path, victim: str) -> None:
     with serve("--model", str(tiny_model), "--load-format", "dummy") as server:
         family = psutil.Process(server.process.pid).children(recursive=True)
-        stages = [process for process in family if "bimetal.engine.stage.process" in process.cmdline()]
+        stages = [process for process in family if "bimetal.engine.stage.child" in process.cmdline()]
         assert len(stages) == 1
         assert len(family) >= 2  # the driver as well
         if victim == "server":

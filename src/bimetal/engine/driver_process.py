@@ -30,8 +30,9 @@ _STATS_INTERVAL_S = 1.0
 
 def serve(driver: Driver, gateway: Connection) -> None:
     """Run until the gateway is gone; raises what stops the engine."""
-    gateway.send_frame(encode(driver.start(lambda loading: gateway.send_frame(encode(loading)))))
+    # From the start: a gateway that goes while weights load must not be waited for.
     threading.Thread(target=_receive, args=(driver, gateway), name="gateway", daemon=True).start()
+    gateway.send_frame(encode(driver.start(lambda loading: gateway.send_frame(encode(loading)))))
     asked_s = time.monotonic()
     driver.ask_stage_stats()
     while True:
@@ -85,10 +86,11 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: driver.interrupt() if driver else sys.exit(0))
         serve(driver, gateway)
     except BimetalError as error:
-        print(f"bimetal driver: {error}", file=sys.stderr, flush=True)
-        with contextlib.suppress(LinkError):
-            gateway.send_frame(encode(Fatal(str(error))))
-        status = 1
+        if driver is None or not driver.interrupted:
+            print(f"bimetal driver: {error}", file=sys.stderr, flush=True)
+            with contextlib.suppress(LinkError):
+                gateway.send_frame(encode(Fatal(str(error))))
+            status = 1
     finally:
         if driver is not None:
             driver.stop()

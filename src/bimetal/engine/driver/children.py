@@ -32,7 +32,7 @@ class StageChild:
         )
         if stage.num_threads is not None:
             environment["OMP_NUM_THREADS"] = str(stage.num_threads)
-        command = [stage.python or sys.executable, "-m", "bimetal.engine.stage.process", "--exit-with-parent"]
+        command = [stage.python or sys.executable, "-m", "bimetal.engine.stage.child", "--exit-with-parent"]
         try:
             self._process = subprocess.Popen(
                 command,

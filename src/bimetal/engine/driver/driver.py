@@ -72,6 +72,7 @@ class Driver:
         self._seeds = random.Random(options.seed)
         self._scheduler: Scheduler | None = None
         self._grammars: Grammars | None = None
+        self.interrupted = False
         self._stage_stats: dict[int, StageStats] = {}
         self._stats_asked_s = 0.0
 
@@ -167,8 +168,11 @@ class Driver:
         self._events.put(Abort(request_ids))
 
     def interrupt(self) -> None:
-        """Make `poll` return None, from any thread."""
+        """Make `poll` return None, or a `start` under way raise StageError; from any thread."""
+        self.interrupted = True
         self._events.put(_Stop())
+        if self._scheduler is None:
+            self._stages.cancel_start()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class Stages:
         self._addresses: list[str] = []
         self._own: queue.SimpleQueue[FromStage] = queue.SimpleQueue()
         self._started = False
+        self._cancelled = False
         self.loaded: list[StageLoaded] = []
         self.decode_step_s: list[dict[int, float]] = []
         self.hop_s = 0.0
@@ -116,6 +117,7 @@ class Stages:
                 child = StageChild(index, stage, secret)
                 self._children.append(child)
                 waiting[index] = child
+                self._check_cancelled()
         with ThreadPoolExecutor(max(len(self), 1)) as threads:
             addresses = list(
                 threads.map(
@@ -131,7 +133,20 @@ class Stages:
         for index, address in enumerate(addresses):
             connection = connect(address, secret, "driver")
             self._connections.append(connection)
+            self._check_cancelled()
             Thread(target=self._receive, args=(index, connection), name=f"stage-{index}", daemon=True).start()
+
+    def cancel_start(self) -> None:
+        """From any thread: make `start` raise StageError soon, whatever it waits for."""
+        self._cancelled = True
+        for child in list(self._children):
+            child.ask_to_stop()
+        for connection in list(self._connections):
+            connection.close()
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            raise StageError("the start was called off")
 
     def _receive(self, index: int, connection: Connection) -> None:
         def handle(header: Header, payload: memoryview) -> None:

@@ -1,6 +1,6 @@
 """A stage's process: listens, takes one driver, obeys it, and ends (or starts afresh) when the driver is gone.
 
-    python -m bimetal.engine.stage.process --listen 127.0.0.1:0 --exit-with-parent
+    python -m bimetal.engine.stage.process --listen 127.0.0.1:29400
 
 Prints `LISTENING host:port` once it can be connected to. The secret comes from BIMETAL_SECRET.
 """
@@ -235,13 +235,6 @@ def _sending_end(connection: Connection, kind: str, start: StartStage) -> Outgoi
     return connection
 
 
-def _exit_when_parent_does() -> None:
-    """The parent holds the other end of our standard input: its end is our end."""
-    while sys.stdin.buffer.read(4096):
-        pass
-    os._exit(0)
-
-
 def _start_afresh() -> None:
     """Wait for the next driver in a new image of this process: nothing of the last one is left on the device."""
     os.execv(sys.executable, [sys.executable, "-m", "bimetal.engine.stage.process", *sys.argv[1:]])
@@ -252,14 +245,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bimetal stage")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port")
     parser.add_argument(
-        "--exit-with-parent", action="store_true", help="serve one driver, end with standard input"
+        "--exit-with-parent", action="store_true", help="serve one driver, then end (stage.child)"
     )
     options = parser.parse_args()
     secret = os.environ.get(SECRET_VARIABLE)
     if not secret:
         sys.exit(f"bimetal stage: set {SECRET_VARIABLE} to the secret that the driver uses")
-    if options.exit_with_parent:
-        threading.Thread(target=_exit_when_parent_does, daemon=True).start()
     try:
         # Whatever the main thread is doing when the driver goes, nobody waits for it any more.
         on_end = (lambda: os._exit(0)) if options.exit_with_parent else _start_afresh
