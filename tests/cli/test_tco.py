@@ -89,3 +89,15 @@ def test_other_currency_by_a_given_rate(tmp_path):
 def test_bad_changes_are_refused(change):
     with pytest.raises(ConfigError):
         run(SCENARIOS / "case-study.yaml", "--set", change)
+
+
+def test_the_option_on_a_second_source_is_worth_what_its_formula_says(tmp_path):
+    text = (SCENARIOS / "case-study.yaml").read_text()
+    option = (
+        "{late_ratio: 0.5, cost_of_late_usd: 1000000, divertible_ratio: 0.4, cost_of_diverting_usd: 150000}"
+    )
+    (tmp_path / "s.yaml").write_text(f"{text}second_source: {option}\n")
+    # 0.5 x (0.4 x 1,000,000 - 150,000)
+    worth = json.loads(run(tmp_path / "s.yaml", "--json"))["second_sources"]["case-study"]
+    assert worth["p50"] == pytest.approx(125_000)
+    assert "125,000 USD" in run(tmp_path / "s.yaml")

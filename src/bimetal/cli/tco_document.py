@@ -75,6 +75,10 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
             }
             for r in analysis.rent_or_own
         ],
+        "second_sources": {
+            name: {key: x * currency.per_usd for key, x in asdict(value).items()}
+            for name, value in analysis.second_sources
+        },
         "inputs": {
             s.file.name: {
                 name: {"value": str(q), "source": q.source, "date": q.date}

@@ -62,6 +62,11 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
         console.print()
     for decision in analysis.decisions:
         _print_decision(analysis, decision, console)
+    for name, value in analysis.second_sources:
+        worth = Spread(*(x * currency.per_usd for x in (value.p10, value.p50, value.p90)))
+        console.print(
+            escape(f"{name}: the option on a second source is worth {_range(worth, money)} {currency.name}")
+        )
     if analysis.rent_or_own:
         _print_rent_or_own(analysis, console)
 

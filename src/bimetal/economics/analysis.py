@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bimetal.catalog.hardware import find_gpu
 from bimetal.economics.cash_flow import Amount
+from bimetal.economics.procurement import second_source_value_usd
 from bimetal.economics.quantity import Quantity
 from bimetal.economics.scenario import Scenario, bind, bind_one, check_comparable
 from bimetal.economics.tco import Comparison, Tco, compare, price_fleet
@@ -87,6 +88,8 @@ class Analysis:
     """At the median of every input."""
     decisions: tuple[Decision, ...]
     rent_or_own: tuple[RentOrOwn, ...]
+    second_sources: tuple[tuple[str, Spread], ...]
+    """Scenario and what the option on a second supplier is worth in it."""
 
     @property
     def per_token(self) -> bool:
@@ -98,13 +101,27 @@ def analyse(scenarios: Sequence[Scenario], num_draws: int = NUM_DRAWS) -> Analys
     check_comparable(scenarios)
     seed = scenarios[0].file.seed
     centres = [central_values(s.quantities) for s in scenarios]
-    drawn = _price(scenarios, [draw_values(s.quantities, s.correlations, num_draws, seed) for s in scenarios])
+    values = [draw_values(s.quantities, s.correlations, num_draws, seed) for s in scenarios]
+    drawn = _price(scenarios, values)
     central = _price(scenarios, centres)
     alone = len(scenarios) == 1
     names = [f.name if alone else f"{s.file.name}: {f.name}" for s in scenarios for f in s.file.fleets]
     decisions = [_decide(scenarios, centres, i, names[i], drawn, central) for i in range(1, len(drawn))]
     rents = [r for s in scenarios for r in rent_or_own(s, num_draws)]
-    return Analysis(tuple(scenarios), tuple(names), drawn, central, tuple(decisions), tuple(rents))
+    options = [
+        (s.file.name, spread(second_source_value(v)))
+        for s, v in zip(scenarios, values, strict=True)
+        if s.file.second_source
+    ]
+    return Analysis(
+        tuple(scenarios), tuple(names), drawn, central, tuple(decisions), tuple(rents), tuple(options)
+    )
+
+
+def second_source_value(values: Values) -> Amount:
+    """Expected cost without the option less that with it."""
+    names = ("late_ratio", "cost_of_late_usd", "divertible_ratio", "cost_of_diverting_usd")
+    return second_source_value_usd(*(values[f"second_source.{name}"] for name in names))
 
 
 def _price(scenarios: Sequence[Scenario], values: Sequence[Values]) -> tuple[Tco, ...]:

@@ -11,7 +11,7 @@ from bimetal.economics.audit import Check, Given
 from bimetal.economics.audit_inputs import assumed, catalogue, saving, stated, target
 from bimetal.economics.capex import hardware_usd
 from bimetal.economics.cash_flow import Amount
-from bimetal.economics.procurement import waiting_usd
+from bimetal.economics.procurement import average_wait_months, waiting_usd
 from bimetal.units import HOURS_PER_MONTH
 
 
@@ -197,7 +197,9 @@ def _delay() -> tuple[Check, ...]:
                 "months_before": stated("C31", "months_before"),
                 "months_after": stated("C31", "months_after"),
             },
-            lambda v: v["share"] * v["months_after"] + (1 - v["share"]) * v["months_before"],
+            lambda v: average_wait_months(
+                ((v["share"], v["months_after"]), (1 - v["share"], v["months_before"]))
+            ),
             "at most",
             target("C31", "months_original"),
             "share",

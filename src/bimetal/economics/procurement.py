@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bimetal.economics.cash_flow import Amount
@@ -25,13 +27,13 @@ def waiting_usd(num_gpus: Amount, months: Amount, usd_per_gpu_month: Amount) -> 
     return num_gpus * months * usd_per_gpu_month
 
 
-def average_wait_months(shares: tuple[tuple[float, float], ...]) -> float:
+def average_wait_months(parts: Sequence[tuple[Amount, Amount]]) -> Amount:
     """Mean over (share of the order, months) parts.
 
     >>> average_wait_months(((0.5, 9), (0.5, 3)))
     6.0
     """
-    return sum(share * months for share, months in shares)
+    return sum((share * months for share, months in parts), 0.0)
 
 
 def second_source_value_usd(

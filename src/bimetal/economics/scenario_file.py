@@ -152,6 +152,17 @@ class WaitingFields(_Strict):
     idle_usd_per_year: Positive = ZERO
 
 
+class SecondSource(_Strict):
+    """A second supplier as an option on a late order."""
+
+    late_ratio: Ratio
+    """Chance that the first supplier is late."""
+    cost_of_late_usd: Positive
+    divertible_ratio: Ratio
+    """Share of the order that the second could deliver instead."""
+    cost_of_diverting_usd: Positive
+
+
 class Serving(_Strict):
     """What the performance model is asked for GPUs without output_tokens_per_s."""
 
@@ -174,6 +185,7 @@ class ScenarioFile(_Strict):
     gpus: dict[str, GpuFields]
     fleets: tuple[FleetFields, ...] = Field(min_length=1)
     waiting: WaitingFields = WaitingFields()
+    second_source: SecondSource | None = None
     correlations: tuple[tuple[str, str, float], ...] = ()
     rent_or_own: tuple[str, ...] = ()
     """GPUs whose break-even utilisation against on-demand rental is printed."""
