@@ -34,11 +34,12 @@ from bimetal.engine.wire.frame import Header, Kind, pack_json, unpack_json
 from bimetal.engine.wire.handshake import SECRET_VARIABLE, new_secret
 from bimetal.engine.wire.options import LinkKind
 from bimetal.engine.wire.step import Step, encode_step, idle_step
-from bimetal.errors import ConfigError, StageError
+from bimetal.errors import ConfigError, LinkError, StageError
 from bimetal.plan import Replica, Stage
 
 _STOP_TIMEOUT_S = 1.0
 _HOP_ROUNDS = 5
+_PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,9 @@ class Stages:
 
     def check(self, event: FromStage) -> None:
         """StageError if the event says that a stage failed or is gone."""
+        if event.header is not None and event.header.kind is Kind.FAILED:
+            # A stage that has lost its neighbour may say so before the neighbour's own end is known here.
+            event = self._gone_stage() or event
         name = self._replica.stages[event.index].node
         if event.header is None:
             status = [c.status for c in self._children if c.index == event.index]
@@ -186,6 +190,25 @@ class Stages:
         if event.header.kind is Kind.FAILED:
             failed = decode_control(StageFailed, event.payload)
             raise StageError(f"stage {event.index} on node {name!r}: {failed.message}")
+
+    def _gone_stage(self) -> FromStage | None:
+        """News that a stage is gone, if it is there or comes soon. Whatever else comes is lost: the engine ends."""
+        events = self._events if self._started else self._own
+        deadline = time.monotonic() + _PATIENCE_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                event = events.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if isinstance(event, FromStage) and event.header is None:
+                return event
+        return None
+
+    def _send(self, index: int, header: Header, payload: memoryview) -> None:
+        try:
+            self._connections[index].send(header, (payload,))
+        except LinkError as error:
+            self.check(self._gone_stage() or FromStage(index, None, memoryview(b""), str(error)))
 
     def _check_same_checkpoint(self) -> None:
         for i, loaded in enumerate(self.loaded):
@@ -236,13 +259,13 @@ class Stages:
     def send_step(self, number: int, step: Step) -> None:
         payload = encode_step(step).data.cast("B")
         header = Header(Kind.STEP, len(payload), self.epoch, number)
-        for connection in self._connections:
-            connection.send(header, (payload,))
+        for index in range(len(self)):
+            self._send(index, header, payload)
 
     def send_mask(self, number: int, row: int, words: NDArray[np.uint32]) -> None:
         """The token mask of one logit row, to the last stage."""
         payload = np.concatenate([np.array([row], np.uint32), words]).data.cast("B")
-        self._connections[-1].send(Header(Kind.MASK, len(payload), self.epoch, number), (payload,))
+        self._send(len(self) - 1, Header(Kind.MASK, len(payload), self.epoch, number), payload)
 
     def ask_stats(self) -> None:
         for connection in self._connections:
