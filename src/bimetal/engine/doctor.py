@@ -56,7 +56,11 @@ def diagnose(plan: Plan) -> list[Finding]:
             findings += _check_node(where, plan, spec, stage, answer)
             if answer.get("fingerprint"):
                 fingerprints.append((where, answer["fingerprint"]))
-    return findings + _check_checkpoints(plan, fingerprints)
+            else:
+                folder = stage.model_path or plan.model
+                remedy = "copy the checkpoint there, or set the node's model_path"
+                findings.append(Finding(where, "checkpoint", False, f"no folder {folder!r}", remedy))
+    return findings + _check_checkpoints(fingerprints)
 
 
 def _probe(plan: Plan, stage: Stage) -> dict[str, Any]:
@@ -70,7 +74,9 @@ def _probe(plan: Plan, stage: Stage) -> dict[str, Any]:
     try:
         connection.set_timeout(_PROBE_TIMEOUT_S)
         connection.send_frame(pack_json(Kind.PROBE, json.loads(request)))
-        _header, payload = connection.receive()
+        header, payload = connection.receive()
+        if header.kind is not Kind.PROBE:
+            raise ConfigError(f"the stage at {stage.address} answered a probe with {header.kind.name}")
         answer: dict[str, Any] = unpack_json(payload)
         return answer
     finally:
@@ -150,17 +156,9 @@ def _dtype_bytes(plan: Plan) -> int:
     return 4 if plan.dtype == "float32" else 2
 
 
-def _check_checkpoints(plan: Plan, fingerprints: Sequence[tuple[str, dict[str, str]]]) -> list[Finding]:
+def _check_checkpoints(fingerprints: Sequence[tuple[str, dict[str, str]]]) -> list[Finding]:
     if not fingerprints:
-        return [
-            Finding(
-                "all nodes",
-                "checkpoint",
-                False,
-                f"no node has a folder {plan.model!r}",
-                "copy the checkpoint, or set model_path",
-            )
-        ]
+        return []
     first_where, first = fingerprints[0]
     findings = []
     for key, value in first.items():

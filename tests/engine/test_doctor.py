@@ -1,0 +1,42 @@
+"""`diagnose` on fleets in which something is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.engine.checkpoints import edit_config, make_checkpoint
+from tests.engine.serving import plan_document
+
+from bimetal.engine.doctor import diagnose
+from bimetal.plan import Plan, parse_plan
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def with_second_path(folder: Path, path: Path) -> Plan:
+    plan = parse_plan(plan_document(folder, (0, 2, 4)), "plan")
+    replica = plan.replicas[0]
+    first, second = replica.stages
+    stages = (first, replace(second, model_path=str(path)))
+    return replace(plan, replicas=(replace(replica, stages=stages),))
+
+
+def test_a_node_without_the_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
+    found = [f for f in diagnose(with_second_path(folder, tmp_path / "none")) if not f.is_ok]
+    assert [(f.where, f.what) for f in found] == [("replica stage 1 (node1)", "checkpoint")]
+    assert str(tmp_path / "none") in found[0].detail
+
+
+def test_nodes_with_different_checkpoints_are_named(folder: Path, tmp_path: Path) -> None:
+    other = make_checkpoint("llama", tmp_path / "other")
+    edit_config(other, rms_norm_eps=1e-3)
+    found = [f for f in diagnose(with_second_path(folder, other)) if not f.is_ok]
+    assert [f.what for f in found] == ["same config"]
+    assert "stage 1 (node1)" in found[0].detail
