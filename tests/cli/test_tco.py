@@ -101,3 +101,14 @@ def test_the_option_on_a_second_source_is_worth_what_its_formula_says(tmp_path):
     worth = json.loads(run(tmp_path / "s.yaml", "--json"))["second_sources"]["case-study"]
     assert worth["p50"] == pytest.approx(125_000)
     assert "125,000 USD" in run(tmp_path / "s.yaml")
+
+
+def test_doubtful_inputs_are_named_before_the_figures(tmp_path):
+    output = " ".join(run(SCENARIOS / "case-study-2026.yaml").split())
+    assert "UNVERIFIED in the catalogue: gpus.MI300X.price_usd" in output
+    assert "from the performance model, not measured: gpus.H100.output_tokens_per_s" in output
+    assert output.index("UNVERIFIED") < output.index("TCO (NPV)")
+    part = "{price_usd: 60000, tdp_w: 2300, output_tokens_per_s: 5000}"
+    text = (SCENARIOS / "case-study.yaml").read_text().replace("fleets:", f"  MI455X: {part}\nfleets:")
+    (tmp_path / "next.yaml").write_text(text + "  - name: next\n    groups: [{gpu: MI455X, count: 100}]\n")
+    assert "announced, not shipping: MI455X" in run(tmp_path / "next.yaml")

@@ -43,6 +43,7 @@ def browser():
         running.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_charts"), [("case-study-2026", 5), ("rent-vs-own", 8)])
 def test_every_chart_is_drawn_without_network_or_overlap(browser, tmp_path, name, num_charts):
     page_file = tmp_path / "tco.html"

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bimetal.catalog.hardware import find_gpu
 from bimetal.cli.tco_document import SAVINGS, TOTALS, explain_inputs, scenario_of
 from bimetal.economics.analysis import Analysis, Decision
 from bimetal.economics.uncertainty import Spread, spread
@@ -48,6 +49,8 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
         console.print(f"{escape(scenario.file.name)}: {escape(scenario.file.about)}", style="bold")
     for text in analysis.central[0].fleet.conventions.lines():
         console.print(f"- {escape(text)}")
+    for text in doubts(analysis):
+        console.print(f"- {escape(text)}", style="yellow")
     inputs = analysis.scenarios[0].file.workload.input_tokens_per_output_token
     console.print(f"- per output token, {inputs} input token(s); median \\[p10, p90] in {currency.name}\n")
     for i, (name, tco) in enumerate(zip(analysis.names, analysis.drawn, strict=True)):
@@ -69,6 +72,25 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
         )
     if analysis.rent_or_own:
         _print_rent_or_own(analysis, console)
+
+
+def doubts(analysis: Analysis) -> list[str]:
+    """What a reader must know before believing the figures: prices nobody checked, parts not sold yet, models."""
+    found = []
+    for scenario in analysis.scenarios:
+        unchecked = [name for name, q in scenario.quantities.items() if "UNVERIFIED" in q.source]
+        modelled = [
+            name for name, q in scenario.quantities.items() if q.source.startswith("performance model")
+        ]
+        announced = [gpu for gpu in scenario.file.gpus if "announced" in find_gpu(gpu).notes]
+        for names, what in (
+            (unchecked, "UNVERIFIED in the catalogue"),
+            (modelled, "from the performance model, not measured"),
+            (announced, "announced, not shipping"),
+        ):
+            if names:
+                found.append(f"{what}: {', '.join(names)}")
+    return list(dict.fromkeys(found))
 
 
 def _print_rows(analysis: Analysis, fleet: int, console: Console) -> None:
