@@ -112,3 +112,17 @@ def test_doubtful_inputs_are_named_before_the_figures(tmp_path):
     text = (SCENARIOS / "case-study.yaml").read_text().replace("fleets:", f"  MI455X: {part}\nfleets:")
     (tmp_path / "next.yaml").write_text(text + "  - name: next\n    groups: [{gpu: MI455X, count: 100}]\n")
     assert "announced, not shipping: MI455X" in run(tmp_path / "next.yaml")
+
+
+def test_placement_rules_are_priced_and_say_what_breaking_them_costs(tmp_path):
+    path = SCENARIOS / "case-study-2026.yaml"
+    real_time, batch, tuning = json.loads(run(path, "--json"))["placement"]
+    assert (1 + real_time["broken_ratio"]["p50"]) * (1 + batch["broken_ratio"]["p50"]) == pytest.approx(
+        1.0, abs=1e-3
+    )
+    # (192 - 13.5) / 0.7 = 255 samples, 512 / 255 -> 3 steps; (80 - 13.5) / 0.7 = 95, 6 steps.
+    assert [(b["samples"], b["accumulation_steps"]) for b in tuning["batches"]] == [(255, 3), (95, 6)]
+    assert "fine-tuning on MI300X" in run(path) and "real-time under 100.00 ms on H100" in run(path)
+    (tmp_path / "bad.yaml").write_text(path.read_text().replace("instead: MI300X, lat", "instead: B200, lat"))
+    with pytest.raises(ConfigError, match=r"placement\[0\].instead: 'B200' is bought for no fleet"):
+        run(tmp_path / "bad.yaml")

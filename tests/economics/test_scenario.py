@@ -65,6 +65,11 @@ def parse(text):
             ("site.colocation", "energy is paid once"),
         ),
         ("count: 8", "count: 8, years: [2, 5]", ("fleets[0].groups[0].years", "<= 3")),
+        (
+            "name: test",
+            "name: test\nplacement: [{work: fine-tuning, gpu: H100, instead: H100}]",
+            ("s.yaml:2", "placement[0]", "give training"),
+        ),
         ("price_usd: 25000", "price_usd: .nan", ("gpus.H100.price_usd", "nan")),
         ("wacc_ratio: 0.08", "wacc_ratio: {p10: 0, p90: 0.1}", ("wacc_ratio", "above 0")),
     ],

@@ -79,6 +79,18 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
             name: {key: x * currency.per_usd for key, x in asdict(value).items()}
             for name, value in analysis.second_sources
         },
+        "placement": [
+            {
+                "work": p.rule.work,
+                "gpu": p.rule.gpu,
+                "instead": p.rule.instead,
+                "latency_limit_s": p.rule.latency_limit_s,
+                "per_million_tokens": {k: x * currency.per_usd for k, x in asdict(p.usd_per_million).items()},
+                "broken_ratio": asdict(p.broken_ratio),
+                "batches": [asdict(b) for b in p.batches],
+            }
+            for p in analysis.placed
+        ],
         "inputs": {
             s.file.name: {
                 name: {"value": str(q), "source": q.source, "date": q.date}

@@ -11,7 +11,9 @@ from rich.table import Table
 from bimetal.catalog.hardware import find_gpu
 from bimetal.cli.tco_document import SAVINGS, TOTALS, explain_inputs, scenario_of
 from bimetal.economics.analysis import Analysis, Decision
+from bimetal.economics.placement import Placed
 from bimetal.economics.uncertainty import Spread, spread
+from bimetal.units import format_s
 
 TORNADO_ROWS = 6
 
@@ -65,6 +67,8 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
         console.print()
     for decision in analysis.decisions:
         _print_decision(analysis, decision, console)
+    for placed in analysis.placed:
+        _print_placed(placed, currency.per_usd, console)
     for name, value in analysis.second_sources:
         worth = Spread(*(x * currency.per_usd for x in (value.p10, value.p50, value.p90)))
         console.print(
@@ -128,6 +132,18 @@ def _print_decision(analysis: Analysis, decision: Decision, console: Console) ->
         table.add_row(escape(b.name), f"{b.now:.4g}", found)
     console.print(table)
     console.print()
+
+
+def _print_placed(placed: Placed, per_usd: float, console: Console) -> None:
+    rule, cost = placed.rule, placed.usd_per_million
+    under = f" under {format_s(rule.latency_limit_s)}" if rule.latency_limit_s else ""
+    kept = _range(Spread(cost.p10 * per_usd, cost.p50 * per_usd, cost.p90 * per_usd), money)
+    broken = _range(placed.broken_ratio, lambda x: f"{x:+.0%}")
+    price = "" if placed.batches else f": {kept} per million output tokens; on {rule.instead} {broken}"
+    console.print(escape(f"{rule.work}{under} on {rule.gpu}{price}"))
+    for b in placed.batches:
+        steps = f"{b.accumulation_steps} accumulation step(s)" if b.accumulation_steps else "does not fit"
+        console.print(escape(f"  {b.gpu} holds {b.samples} samples: {steps}"))
 
 
 def _print_rent_or_own(analysis: Analysis, console: Console) -> None:

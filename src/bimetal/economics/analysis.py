@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bimetal.catalog.hardware import find_gpu
 from bimetal.economics.cash_flow import Amount
+from bimetal.economics.placement import Placed, place
 from bimetal.economics.procurement import second_source_value_usd
 from bimetal.economics.quantity import Quantity
 from bimetal.economics.scenario import Scenario, bind, bind_one, check_comparable
@@ -90,6 +91,7 @@ class Analysis:
     rent_or_own: tuple[RentOrOwn, ...]
     second_sources: tuple[tuple[str, Spread], ...]
     """Scenario and what the option on a second supplier is worth in it."""
+    placed: tuple[Placed, ...]
 
     @property
     def per_token(self) -> bool:
@@ -108,13 +110,14 @@ def analyse(scenarios: Sequence[Scenario], num_draws: int = NUM_DRAWS) -> Analys
     names = [f.name if alone else f"{s.file.name}: {f.name}" for s in scenarios for f in s.file.fleets]
     decisions = [_decide(scenarios, centres, i, names[i], drawn, central) for i in range(1, len(drawn))]
     rents = [r for s in scenarios for r in rent_or_own(s, num_draws)]
+    placed = tuple(p for s, v in zip(scenarios, values, strict=True) for p in place(s, v))
     options = [
         (s.file.name, spread(second_source_value(v)))
         for s, v in zip(scenarios, values, strict=True)
         if s.file.second_source
     ]
     return Analysis(
-        tuple(scenarios), tuple(names), drawn, central, tuple(decisions), tuple(rents), tuple(options)
+        tuple(scenarios), tuple(names), drawn, central, tuple(decisions), tuple(rents), tuple(options), placed
     )
 
 

@@ -97,6 +97,13 @@ def parse_scenario(document: Document, folder: Path, throughput_of: ThroughputOf
                     (*where, "years"), f"must be [start, end) with {limit}: got [{start}, {end}]"
                 )
             _fill_in(document, file, group, quantities, throughput_of, from_plan)
+    bought = {g.gpu for fleet in file.fleets for g in fleet.groups if g.terms == "buy"}
+    for i, rule in enumerate(file.placement):
+        for field in ("gpu", "instead"):
+            if getattr(rule, field) not in bought:
+                known = ", ".join(sorted(bought)) or "none"
+                message = f"{getattr(rule, field)!r} is bought for no fleet: use one of {known}"
+                raise document.error(("placement", i, field), message)
     return Scenario(file, document.source, quantities, names)
 
 

@@ -163,6 +163,33 @@ class SecondSource(_Strict):
     cost_of_diverting_usd: Positive
 
 
+class Training(_Strict):
+    """Memory of one fine-tuning step, on one GPU."""
+
+    state_bytes: float = Field(gt=0)
+    """Weights, gradients and optimizer states."""
+    bytes_per_sample: float = Field(gt=0)
+    global_batch: int = Field(ge=1)
+
+
+class PlacementRule(_Strict):
+    """`work` goes to `gpu`; `instead` is where it would go if the rule were broken."""
+
+    work: Literal["pre-training", "fine-tuning", "real-time", "batch"]
+    gpu: str
+    instead: str
+    latency_limit_s: float | None = Field(None, gt=0)
+    """The promise for which the rule stands."""
+    training: Training | None = None
+    """For the two kinds of training, and only for them."""
+
+    @model_validator(mode="after")
+    def _training_says_its_memory(self) -> PlacementRule:
+        if (self.training is None) == (self.work in ("pre-training", "fine-tuning")):
+            raise ValueError("give training (memory and batch) exactly for pre-training and fine-tuning")
+        return self
+
+
 class Serving(_Strict):
     """What the performance model is asked for GPUs without output_tokens_per_s."""
 
@@ -186,6 +213,7 @@ class ScenarioFile(_Strict):
     fleets: tuple[FleetFields, ...] = Field(min_length=1)
     waiting: WaitingFields = WaitingFields()
     second_source: SecondSource | None = None
+    placement: tuple[PlacementRule, ...] = ()
     correlations: tuple[tuple[str, str, float], ...] = ()
     rent_or_own: tuple[str, ...] = ()
     """GPUs whose break-even utilisation against on-demand rental is printed."""
