@@ -74,7 +74,6 @@ class Driver:
         self._grammars: Grammars | None = None
         self.interrupted = False
         self._stage_stats: dict[int, StageStats] = {}
-        self._stats_asked_s = 0.0
 
     @property
     def scheduler(self) -> Scheduler:

@@ -18,6 +18,7 @@ from bimetal.engine.wire.step import (
     PenaltyRows,
     SamplingRows,
     Step,
+    pool_reference,
 )
 
 Int = NDArray[np.int32]
@@ -63,7 +64,7 @@ def build_step(
     all_slots = np.concatenate([slots.astype(np.int32), np.array(chunk_slots, np.int32)])
     positions = table.num_scheduled[slots]
     pending = table.in_flight[slots] > 0
-    ids = np.where(pending, -1 - slots.astype(np.int32), table.last_token[slots])
+    ids = np.where(pending, pool_reference(slots.astype(np.int32)), table.last_token[slots])
     lag = int(number - table.last_step[slots][pending].max()) if pending.any() else 0
 
     sizes = np.array([1] * num_decodes + [c.size for c in chunks], np.int32)

@@ -26,9 +26,10 @@ MAX_SCORED_TOKENS = 256
 PADDING_SLOT = -1
 
 
-def pool_reference(sequence_slot: int) -> int:
-    """The token id that stands for "the id last sampled for this sequence slot", known to the stages only."""
-    return -1 - sequence_slot
+def pool_reference(sequence_slot: Int) -> Int:
+    """The token ids that stand for "the id last sampled for this sequence slot", known to the stages only."""
+    references: Int = -1 - sequence_slot
+    return references
 
 
 @dataclass(frozen=True, slots=True)
