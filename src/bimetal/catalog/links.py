@@ -16,6 +16,8 @@ TCP_PAYLOAD_RATIO = 1448 / 1538
 """Of an Ethernet frame with a 1,500-byte packet and TCP timestamps, preamble and gap included."""
 TCP_LATENCY_S = 30 / US_PER_S
 """Small message, one way, through two kernels and one switch. An assumption: measure your own."""
+TCP_TAIL = 5.0
+"""99th percentile of that latency over its median, on a network that other traffic shares. An assumption: measure your own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,9 @@ class LinkSpec:
     name: str
     bandwidth_bytes_per_s: float
     latency_s: float
+    """Median."""
+    latency_p99_s: float | None = None
+    """None: unknown, so that nothing can be promised of the slowest answers."""
 
     def transfer_s(self, num_bytes: float) -> float:
         """Latency plus payload over rate.
@@ -37,12 +42,12 @@ class LinkSpec:
 
 def _ethernet(gigabits: int) -> LinkSpec:
     rate = gigabits * GIGA / BITS_PER_BYTE * TCP_PAYLOAD_RATIO
-    return LinkSpec(f"{gigabits}GbE", rate, TCP_LATENCY_S)
+    return LinkSpec(f"{gigabits}GbE", rate, TCP_LATENCY_S, TCP_LATENCY_S * TCP_TAIL)
 
 
 NAMED_LINKS = {link.name: link for link in map(_ethernet, (1, 10, 25, 50, 100, 200, 400))}
 
-SAME_HOST = LinkSpec("same-host", 3.9 * GIGA, 58 / US_PER_S)
+SAME_HOST = LinkSpec("same-host", 3.9 * GIGA, 58 / US_PER_S, 58 / US_PER_S * TCP_TAIL)
 """GPU, pinned memory, loopback TCP, pinned memory, GPU; fitted to 74 us at 64 KiB and 2.2 ms at 8 MiB on a GPU server."""
 
 LOOPBACK = LinkSpec("loopback", 1.8 * GIGA, 15 / US_PER_S)

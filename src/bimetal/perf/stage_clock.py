@@ -5,6 +5,7 @@ The equations are those of `equations`; everything that depends on the stage alo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from bimetal.perf.calibration import Calibration
 from bimetal.perf.equations import ROOFLINE_POWER, Coefficients, decode_parts, prefill_s, reduce_bytes
 from bimetal.perf.step_time import StageShape, coefficients_of
-from bimetal.perf.work import count_work
+from bimetal.perf.work import Array, count_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +77,30 @@ def stage_clock(
 
 def clock_of(shape: StageShape, c: Coefficients) -> StageClock:
     """With given coefficients. Windows of sliding attention are taken as full, which errs to the slow side."""
-    work = count_work([shape.point(1.0, 1.0)])
-    one, none = np.ones(1), np.zeros(1)
+    return StageClock(**{name: float(column[0]) for name, column in clock_columns([shape], c).items()})
+
+
+def clock_columns(shapes: Sequence[StageShape], c: Coefficients) -> dict[str, Array]:
+    """Each field of `StageClock` for many stages at once, which costs hardly more than one; all on one kind of device."""
+    work = count_work([shape.point(1.0, 1.0) for shape in shapes])
+    one, none = np.ones(len(shapes)), np.zeros(len(shapes))
     still = decode_parts(work, c, none, none)
     moving = decode_parts(work, c, one, one)
-    short, long = (float(prefill_s(work, c, np.array([n]))[0]) for n in (1.0, 2.0))
-    prompt_s = float(c["prompt_s"][0])
-    score_s = max(0.0, (long - prompt_s - 2 * (short - prompt_s)))  # i^2 / 2 pairs: (4 - 2) / 2 = 1
-    return StageClock(
-        fixed_s=float(still.overhead_s[0] + still.network_s[0]),
-        dense_s=float((work.dense_bytes + work.head_bytes)[0] / (c["weight_rate"] * work.bytes_per_s)[0]),
-        experts_s=float(work.expert_bytes[0] / (c["weight_rate"] * work.bytes_per_s)[0]),
-        expert_miss=float(1 - work.expert_chance[0]),
-        spread=float(c["spread"][0]),
-        multiply_s=float(moving.multiply_s[0]),
-        token_s=float(
-            (c["sequence_s"] + reduce_bytes(work) / (c["reduce_rate"] * work.group_bytes_per_s))[0]
-        ),
-        context_s=float(moving.cache_s[0]),
-        prompt_token_s=short - prompt_s - score_s / 2,
-        score_s=score_s,
-        prompt_s=prompt_s,
-        bias=float(c["tpot_bias"][0]),
-    )
+    short, long = (prefill_s(work, c, n * one) for n in (1.0, 2.0))
+    prompt_s = c["prompt_s"]
+    score_s = np.maximum(0.0, long - prompt_s - 2 * (short - prompt_s))  # i^2 / 2 pairs: (4 - 2) / 2 = 1
+    streamed = c["weight_rate"] * work.bytes_per_s
+    return {
+        "fixed_s": still.overhead_s + still.network_s,
+        "dense_s": (work.dense_bytes + work.head_bytes) / streamed,
+        "experts_s": work.expert_bytes / streamed,
+        "expert_miss": 1 - work.expert_chance,
+        "spread": c["spread"],
+        "multiply_s": moving.multiply_s,
+        "token_s": c["sequence_s"] + reduce_bytes(work) / (c["reduce_rate"] * work.group_bytes_per_s),
+        "context_s": moving.cache_s,
+        "prompt_token_s": short - prompt_s - score_s / 2,
+        "score_s": score_s,
+        "prompt_s": prompt_s,
+        "bias": c["tpot_bias"],
+    }

@@ -6,7 +6,9 @@ Reads the columns of Azure's, BurstGPT's and Mooncake's traces. Knows nothing of
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,11 +68,13 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
-    """CSV or JSON lines; ConfigError names file, line, column and value."""
+    """CSV or JSON lines, plain or as .gz; ConfigError names file, line, column and value."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: give a trace as CSV or JSON lines") from error
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: {reason}: give a trace as CSV or JSON lines, plain or .gz") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: not text (byte {error.start}): give a trace as CSV or JSON lines"

@@ -1,0 +1,118 @@
+"""`Traffic`: a class of requests as the planner sees it: rate, moments of its lengths, limits, and requests to replay.
+
+Owns the reading of traces into those figures. Does not know who serves them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bimetal.catalog.demand import Demand, DemandClass
+from bimetal.errors import ConfigError
+from bimetal.simulate.trace import Trace, load_trace, poisson_trace
+from bimetal.units import S_PER_HOUR
+
+SYNTHETIC_REQUESTS = 4000
+WINDOWS = 20
+SHORT_QUANTILE = 0.05
+"""Answers so short that one prompt of another request shows in their mean time per token."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Tokens, seconds and requests per second of the peak hour (interactive) or of the time to the deadline (batch)."""
+
+    name: str
+    model: str
+    rate_per_s: float
+    input_tokens: float
+    input_square: float
+    """Mean of the squares: attention over a prompt grows with it, and queues with its spread."""
+    input_p99_tokens: float
+    output_tokens: float
+    short_output_tokens: float
+    context_tokens: float
+    """Of a sequence that is being decoded, on average over time: long answers are seen longer."""
+    swing_ratio: float
+    """Standard deviation of the rate from window to window over its mean, beyond that of independent arrivals."""
+    ttft_s: float
+    """Limits of the 99th percentile; infinite for batch work."""
+    tpot_s: float
+    n_plus_one: bool
+    trace: Trace
+    """Requests to replay, in their own time."""
+
+    @property
+    def is_batch(self) -> bool:
+        return not np.isfinite(self.tpot_s)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return self.rate_per_s * self.output_tokens
+
+
+def read_traffic(demand: Demand, folder: Path) -> tuple[Traffic, ...]:
+    """Every class that sends requests; traces are looked for from `folder`."""
+    return tuple(
+        _traffic(entry, _requests(entry, folder, demand.seed + i))
+        for i, entry in enumerate(demand.demand)
+        if entry.kind != "fine-tuning"
+    )
+
+
+def _requests(entry: DemandClass, folder: Path, seed: int) -> Trace:
+    if entry.trace is not None:
+        trace = load_trace(folder / entry.trace)
+        if len(trace) < 2 or trace.arrival_s[-1] <= 0:
+            raise ConfigError(
+                f"{folder / entry.trace}: {len(trace)} request(s) at one moment give no rate: give a longer trace"
+            )
+        return trace.compressed(entry.compress)
+    rate = entry.rate_per_s or (entry.requests or 0.0) / ((entry.deadline_h or 1.0) * S_PER_HOUR)
+    return poisson_trace(
+        SYNTHETIC_REQUESTS, rate, entry.input_tokens or 1.0, entry.output_tokens or 1.0, seed, entry.name
+    )
+
+
+def _traffic(entry: DemandClass, trace: Trace) -> Traffic:
+    inputs, outputs = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    if entry.kind == "batch":
+        number = len(trace) if entry.trace is not None else entry.requests or 0.0
+        rate = number / ((entry.deadline_h or 1.0) * S_PER_HOUR)
+    else:
+        rate = entry.rate_per_s or peak_rate(trace)
+    mean_output = float(outputs.mean())
+    return Traffic(
+        name=entry.name,
+        model=entry.model or "",
+        rate_per_s=rate,
+        input_tokens=float(inputs.mean()),
+        input_square=float((inputs**2).mean()),
+        input_p99_tokens=float(np.percentile(inputs, 99)),
+        output_tokens=mean_output,
+        short_output_tokens=max(2.0, float(np.quantile(outputs, SHORT_QUANTILE))),
+        context_tokens=float((inputs * outputs).mean() + (outputs**2).mean() / 2) / mean_output,
+        swing_ratio=_swing(trace) if entry.trace is not None else 0.0,
+        ttft_s=entry.ttft_p99_s or np.inf,
+        tpot_s=entry.tpot_p99_s or np.inf,
+        n_plus_one=entry.n_plus_one,
+        trace=trace,
+    )
+
+
+def peak_rate(trace: Trace) -> float:
+    """Requests per second in the busiest hour, or over the whole of a shorter trace."""
+    span = float(trace.arrival_s[-1])
+    if span <= S_PER_HOUR:
+        return (len(trace) - 1) / span
+    ends = np.searchsorted(trace.arrival_s, trace.arrival_s + S_PER_HOUR, side="right")
+    return float((ends - np.arange(len(trace))).max() / S_PER_HOUR)
+
+
+def _swing(trace: Trace) -> float:
+    counts, _ = np.histogram(trace.arrival_s, bins=WINDOWS)
+    mean = float(counts.mean())
+    return float(np.sqrt(max(0.0, counts.var() / mean**2 - 1 / mean)))
