@@ -12,7 +12,13 @@ from tests.engine.checkpoints import FAMILIES, edit_config, make_checkpoint
 from tests.engine.serving import threaded_engine
 
 from bimetal.catalog.models import load_model_spec
-from bimetal.engine.stage.weights import Checkpoint, fingerprint, load_stage_weights
+from bimetal.engine.stage.weights import (
+    Checkpoint,
+    DummyWeights,
+    StageWeights,
+    fingerprint,
+    load_stage_weights,
+)
 from bimetal.errors import BimetalError, ConfigError, StageError
 
 
@@ -128,3 +134,15 @@ def test_a_plan_for_another_model_says_so(tmp_path: Path) -> None:
         threaded_engine(folder, (0, 3)),
     ):
         pass
+
+
+def test_dummy_weights_do_not_depend_on_the_split(tmp_path: Path) -> None:
+    spec = load_model_spec(str(make_checkpoint("qwen3_moe", tmp_path)))
+    cpu, dtype = torch.device("cpu"), torch.bfloat16
+
+    def load(start: int, end: int) -> StageWeights:
+        return load_stage_weights(spec, DummyWeights(cpu, dtype, 7), start, end, cpu, dtype, lambda *_: None)
+
+    whole, part = load(0, 4), load(2, 4)
+    assert torch.equal(whole.layers[2].qkv.weight, part.layers[0].qkv.weight)
+    assert not torch.equal(whole.layers[2].qkv.weight, whole.layers[3].qkv.weight)

@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "Split a model over the GPUs of a fleet file and write the plan.",
     "doctor": "Check every node of a fleet before anything loads.",
     "bench": "Measure throughput and latency of a placement, offline.",
+    "agree": "Compare two placements of a model, token by token.",
     "calibrate": "Measure a device through the engine, for plans to use.",
     "perf": "Fit the performance model, and hold it to measurements.",
     "tco": "Price fleets over years, with ranges and break-evens.",

@@ -118,7 +118,7 @@ def _plan_of_model(flags: dict[str, Any]) -> Plan:
     from bimetal.plan import Plan, Replica, Stage
 
     spec = load_model_spec(flags["model"])
-    boundaries = _boundaries(spec.num_layers, flags["num_stages"], flags["layers"])
+    boundaries = layer_boundaries(spec.num_layers, flags["num_stages"], flags["layers"])
     device = flags["device"]
     stages = tuple(
         Stage(
@@ -139,10 +139,10 @@ def _plan_of_model(flags: dict[str, Any]) -> Plan:
     )
 
 
-def _boundaries(num_layers: int, num_stages: int | None, layers: str | None) -> list[int]:
+def layer_boundaries(num_layers: int, num_stages: int | None, layers: str | None) -> list[int]:
     """Where stages begin and end: [0, ..., num_layers].
 
-    >>> _boundaries(30, None, "18,12"), _boundaries(30, 4, None)
+    >>> layer_boundaries(30, None, "18,12"), layer_boundaries(30, 4, None)
     ([0, 18, 30], [0, 8, 15, 23, 30])
     """
     from itertools import accumulate

@@ -139,6 +139,7 @@ class Driver:
             kv_cache_bytes=options.kv_cache_bytes,
             enforce_eager=options.enforce_eager,
             num_threads=stage.num_threads,
+            kernels=options.kernels,
         )
 
     def _describe(self, index: int) -> dict[str, object]:

@@ -20,6 +20,7 @@ from bimetal.engine.stage.runner import Runner, decode_buckets
 from bimetal.engine.stage.sampler import Sampler
 from bimetal.engine.stage.weights import Checkpoint, DummyWeights, Progress, fingerprint, load_stage_weights
 from bimetal.engine.wire.control import LoadStage, StageLoaded
+from bimetal.engine.wire.options import KernelChoice
 from bimetal.engine.wire.step import MAX_SCORED_TOKENS
 from bimetal.errors import StageError
 from bimetal.units import GIB, format_bytes
@@ -28,9 +29,11 @@ _CPU_KV_CACHE_BYTES = GIB
 _RING_BUFFERS = 4
 
 
-def choose_kernels(device: Device) -> Kernels:
-    """Triton's on a GPU that they are listed for, else torch's."""
-    if not device.is_gpu:
+def choose_kernels(device: Device, wanted: KernelChoice = "auto") -> Kernels:
+    """`auto`: Triton's on a GPU, which must be one that they are listed for; torch's elsewhere."""
+    if wanted == "triton" and not device.is_gpu:
+        raise StageError("kernels are triton, but this stage's device is a CPU: use torch or auto, or a GPU")
+    if wanted == "torch" or not device.is_gpu:
         return TorchKernels()
     from bimetal.engine.kernels.triton_kernels import TritonKernels, device_architecture
 
@@ -59,14 +62,14 @@ class StageSession:
         self.is_last = load.end_layer == self.spec.num_layers
         source: Checkpoint | DummyWeights
         if load.load_format == "dummy":
-            source = DummyWeights(self.device.torch_device, dtype, load.seed + load.start_layer)
+            source = DummyWeights(self.device.torch_device, dtype, load.seed)
         else:
             source = Checkpoint(Path(load.model).expanduser())
         with torch.inference_mode():
             weights = load_stage_weights(
                 self.spec, source, load.start_layer, load.end_layer, self.device.torch_device, dtype, progress
             )
-        self.kernels = choose_kernels(self.device)
+        self.kernels = choose_kernels(self.device, load.kernels)
         self.model = StageModel(
             self.spec, load.start_layer, weights, self.kernels, load.max_model_len, self.device.torch_device
         )
@@ -161,7 +164,8 @@ class StageSession:
             load.block_tokens,
             own_ids,
         )
-        if self.device.is_gpu and not load.enforce_eager:
+        # Torch's experts wait for the host, which no graph can.
+        if self.device.is_gpu and not load.enforce_eager and load.kernels != "torch":
             runner.capture()
         sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if n <= load.max_num_seqs]
         times = runner.warm_up(sizes)

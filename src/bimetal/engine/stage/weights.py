@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,18 +123,23 @@ class Checkpoint:
 
 
 class DummyWeights:
-    """Uniform in +-1e-3, made on the device: the shape of a model without its meaning, for measuring."""
+    """Uniform in +-1e-3, made on the device: the shape of a model without its meaning, for measuring.
+
+    A tensor depends on its name and the seed alone, so that every split of a model has the same weights.
+    """
 
     bytes_read = 0
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
-        self._generator = torch.Generator(device=device).manual_seed(seed)
+        self._generator = torch.Generator(device=device)
+        self._seed = seed
         self._device = device
         self._dtype = dtype
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(tuple(shape), device=self._device, dtype=self._dtype)
+        self._generator.manual_seed(self._seed ^ zlib.crc32(name.encode()))
         tensor = torch.empty(tuple(shape), device=self._device, dtype=self._dtype)
         return tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=self._generator)
 

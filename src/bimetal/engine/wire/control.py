@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from bimetal.engine.wire.frame import Kind, pack_json, unpack_json
-from bimetal.engine.wire.options import LinkKind
+from bimetal.engine.wire.options import KernelChoice, LinkKind
 from bimetal.errors import LinkError
 
 
@@ -39,6 +39,7 @@ class LoadStage:
     kv_cache_bytes: int | None
     enforce_eager: bool
     num_threads: int | None = None
+    kernels: KernelChoice = "auto"
 
 
 @dataclass(frozen=True, slots=True)

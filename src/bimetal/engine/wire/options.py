@@ -16,6 +16,7 @@ from bimetal.units import DTYPE_BYTES
 
 LinkKind = Literal["tcp", "nixl"]
 LoadFormat = Literal["safetensors", "dummy"]
+KernelChoice = Literal["auto", "torch", "triton"]
 
 _SEED_LIMIT = 2**64
 
@@ -50,6 +51,8 @@ class EngineOptions:
     link: LinkKind = "tcp"
     load_format: LoadFormat = "safetensors"
     """`dummy`: random weights of the model's shape; nothing is read but its config."""
+    kernels: KernelChoice = "auto"
+    """`auto`: Triton's on GPUs, torch's elsewhere."""
     seed: int = 0
     """Of dummy weights, and of requests that bring none."""
 
