@@ -21,13 +21,12 @@ from bimetal.perf.calibration import Calibration
 from bimetal.perf.step_time import ACTIVATION_BYTES, StageShape, decode_step, decode_steps
 from bimetal.plan import Plan, Replica, Stage, StagePrediction
 from bimetal.planner.split import Costs, Split, best_split, least_overflow, round_s, worst_overflow
+from bimetal.policy.batching import max_num_micro_batches
 from bimetal.units import DTYPE_BYTES, format_bytes
 
 Ranges = Sequence[tuple[int, int]]
 ID_BYTES = 8
 USED_FIELDS = ("memory_bytes", "memory_bytes_per_s", "bf16_flops_per_s", "fp8_flops_per_s", "fp4_flops_per_s")
-MICRO_BATCHES_PER_STAGE = 2
-"""Beyond this, more micro-batches only read the weights again."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +182,14 @@ class Chain:
         back = self.fleet.link_between(names[-1], names[0]).transfer_s(size * ID_BYTES)
         return busy, sum(link.transfer_s(payload) for link in links) + back
 
+    @property
+    def _most_micro_batches(self) -> int:
+        """As the engine will choose from."""
+        return min(self.fleet.limits.planned_concurrency, max_num_micro_batches(len(self.slots)))
+
     def best(self) -> Split:
         """The optimum, or InfeasibleError."""
-        most = min(self.fleet.limits.planned_concurrency, MICRO_BATCHES_PER_STAGE * len(self.slots))
-        split = best_split(self.costs, self.wires, most if len(self.slots) > 1 else 1)
+        split = best_split(self.costs, self.wires, self._most_micro_batches)
         if split is None:
             raise self._infeasible()
         return split
@@ -198,7 +201,7 @@ class Chain:
             return None
         n, context = self.fleet.limits.planned_concurrency, self.fleet.limits.planned_context
         splits = []
-        for k in range(1, min(n, MICRO_BATCHES_PER_STAGE * len(self.slots)) + 1):
+        for k in range(1, self._most_micro_batches + 1):
             times = [
                 decode_step(self.shape(i, a, b), n / k, context, self._calibration).step_s
                 for i, (a, b) in ranges

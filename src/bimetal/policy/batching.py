@@ -37,11 +37,20 @@ def round_s(
 def choose_num_micro_batches(num_requests: int, stage_times: Sequence[StepTime], hop_s: float) -> int:
     """The K that minimises `round_s`; the fewest among equals, since each micro-batch reads the weights again.
 
-    More than P + 1 cannot help: P keep every stage busy, one more hides the hops.
+    More than `max_num_micro_batches` cannot help.
     """
-    largest = min(num_requests, len(stage_times) + 1 if len(stage_times) > 1 else 1)
+    largest = min(num_requests, max_num_micro_batches(len(stage_times)))
     candidates = range(1, max(largest, 1) + 1)
     return min(candidates, key=lambda k: (round_s(max(num_requests, 1), k, stage_times, hop_s), k))
+
+
+def max_num_micro_batches(num_stages: int) -> int:
+    """That can help: P keep every stage busy, one more hides the hops.
+
+    >>> max_num_micro_batches(1), max_num_micro_batches(2)
+    (1, 3)
+    """
+    return num_stages + 1 if num_stages > 1 else 1
 
 
 def pick_decodes(
