@@ -20,6 +20,14 @@ Floats = NDArray[np.float64]
 CLOCK_FIELDS = tuple(f.name for f in fields(StageClock))
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Of one replica."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+
+
 @dataclass(frozen=True)
 class Machines:
     """M replicas of up to P stages; a replica with fewer has stages that take no time."""
@@ -68,17 +76,10 @@ class Machines:
             size = np.maximum(num_seqs / k, np.minimum(num_seqs, 1.0))
             steps = self.stage_step_s(size, context)
             slowest = np.maximum(steps.max(axis=1), size * self.wire_token_s)
-            through = steps.sum(axis=1) + np.where(
-                self.num_stages > 1, hop + size * self.hop_token_s, self.hop_floor
-            )
+            through = steps.sum(axis=1) + hop + size * self.hop_token_s
             allowed = (self.num_stages > 1) | (k == 1)
             best = np.where(allowed, np.minimum(best, np.maximum(k * slowest, through)), best)
         return best
-
-    @property
-    def hop_floor(self) -> Floats:
-        """Machines of one stage have no hop."""
-        return np.zeros(len(self))
 
     def prompt_stage_s(self, tokens: float, tokens_square: float) -> Floats:
         """[M, P] of a prompt's own work on each stage."""
@@ -95,18 +96,31 @@ class Machines:
             self, clocks={**self.clocks, "prompt_token_s": none, "score_s": none, "prompt_s": none}
         )
 
-    def shape(self, index: int, max_num_seqs: int, max_num_batched_tokens: int) -> ReplicaShape:
-        """One of them as the simulator takes it."""
-        stages = range(int(self.num_stages[index]))
+    def shape(self, index: int, engine: EngineLimits) -> ReplicaShape:
+        """One of them as the simulator takes it. Hops of a single stage (to its experts) become part of its steps."""
+        stages = int(self.num_stages[index])
+        clocks = [
+            StageClock(**{name: float(self.clocks[name][index, p]) for name in CLOCK_FIELDS})
+            for p in range(stages)
+        ]
+        hop_s, hop_token_s = float(self.hop_s[index]), float(self.hop_token_s[index])
+        if stages == 1 and (hop_s or hop_token_s):
+            bias = clocks[0].bias
+            clocks = [
+                replace(
+                    clocks[0],
+                    fixed_s=clocks[0].fixed_s + hop_s / bias,
+                    token_s=clocks[0].token_s + hop_token_s / bias,
+                    prompt_token_s=clocks[0].prompt_token_s + hop_token_s / bias,
+                )
+            ]
+            hop_s = hop_token_s = 0.0
         return ReplicaShape(
-            clocks=tuple(
-                StageClock(**{name: float(self.clocks[name][index, p]) for name in CLOCK_FIELDS})
-                for p in stages
-            ),
-            hop_latency_s=float(self.hop_s[index]),
-            hop_token_s=float(self.hop_token_s[index]),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            clocks=tuple(clocks),
+            hop_latency_s=hop_s,
+            hop_token_s=hop_token_s,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
             kv_tokens=int(self.kv_tokens[index]),
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from bimetal.catalog.demand import Demand, DemandClass
 from bimetal.errors import ConfigError
-from bimetal.simulate.trace import Trace, load_trace, poisson_trace
+from bimetal.simulate.trace import Floats, Trace, load_trace, poisson_trace
 from bimetal.units import S_PER_HOUR
 
 SYNTHETIC_REQUESTS = 4000
@@ -36,14 +36,21 @@ class Traffic:
     short_output_tokens: float
     context_tokens: float
     """Of a sequence that is being decoded, on average over time: long answers are seen longer."""
-    swing_ratio: float
-    """Standard deviation of the rate from window to window over its mean, beyond that of independent arrivals."""
+    peak_input_ratio: float
+    """Prompt tokens per second in the busiest of `WINDOWS` equal parts of the trace, over their mean; 1 without a trace."""
+    peak_output_ratio: float
+    """The same of answers' tokens."""
     ttft_s: float
     """Limits of the 99th percentile; infinite for batch work."""
     tpot_s: float
     n_plus_one: bool
     trace: Trace
     """Requests to replay, in their own time."""
+
+    @property
+    def input_cv2(self) -> float:
+        """Squared coefficient of variation of prompts' lengths."""
+        return self.input_square / self.input_tokens**2 - 1
 
     @property
     def is_batch(self) -> bool:
@@ -85,6 +92,7 @@ def _traffic(entry: DemandClass, trace: Trace) -> Traffic:
     else:
         rate = entry.rate_per_s or peak_rate(trace)
     mean_output = float(outputs.mean())
+    swings = entry.trace is not None and entry.kind == "interactive"
     return Traffic(
         name=entry.name,
         model=entry.model or "",
@@ -95,7 +103,8 @@ def _traffic(entry: DemandClass, trace: Trace) -> Traffic:
         output_tokens=mean_output,
         short_output_tokens=max(2.0, float(np.quantile(outputs, SHORT_QUANTILE))),
         context_tokens=float((inputs * outputs).mean() + (outputs**2).mean() / 2) / mean_output,
-        swing_ratio=_swing(trace) if entry.trace is not None else 0.0,
+        peak_input_ratio=_peak(trace, inputs) if swings else 1.0,
+        peak_output_ratio=_peak(trace, outputs) if swings else 1.0,
         ttft_s=entry.ttft_p99_s or np.inf,
         tpot_s=entry.tpot_p99_s or np.inf,
         n_plus_one=entry.n_plus_one,
@@ -112,7 +121,6 @@ def peak_rate(trace: Trace) -> float:
     return float((ends - np.arange(len(trace))).max() / S_PER_HOUR)
 
 
-def _swing(trace: Trace) -> float:
-    counts, _ = np.histogram(trace.arrival_s, bins=WINDOWS)
-    mean = float(counts.mean())
-    return float(np.sqrt(max(0.0, counts.var() / mean**2 - 1 / mean)))
+def _peak(trace: Trace, tokens: Floats) -> float:
+    sums, _ = np.histogram(trace.arrival_s, bins=WINDOWS, weights=tokens)
+    return max(1.0, float(sums.max() / sums.mean()))
