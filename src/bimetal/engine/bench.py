@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -61,6 +61,8 @@ class DecodeWindow:
     round_s: float
     stage_step_s: tuple[float, ...]
     stage_busy_ratio: tuple[float, ...]
+    mean_context: float
+    """Tokens of a sequence in the cache, on average over sequences and time."""
 
     @property
     def boundary_s(self) -> float:
@@ -97,7 +99,9 @@ class _Window:
     num_steps_began: int = 0
     num_steps_ended: int = 0
     num_micro_batches: int = 1
-    stage_stats: list[tuple[float, int]] = field(default_factory=list)
+    tokens_began: int = 0
+    tokens_ended: int = 0
+    """Of all requests' outputs."""
 
 
 def check_fits(driver: Driver, workload: Workload) -> None:
@@ -108,8 +112,11 @@ def check_fits(driver: Driver, workload: Workload) -> None:
         )
 
 
-def run_workload(driver: Driver, workload: Workload, seed: int) -> Result:
-    """Submit everything, wait for everything. The driver must be idle before, and is after."""
+def run_workload(driver: Driver, workload: Workload, seed: int, *, with_window: bool = True) -> Result:
+    """Submit everything, wait for everything. The driver must be idle before, and is after.
+
+    Without the decode window, stages are asked for no statistics on the way, which would end a profile.
+    """
     check_fits(driver, workload)
     rng = random.Random(seed)
     vocab_size = driver.spec.vocab_size
@@ -142,14 +149,16 @@ def run_workload(driver: Driver, workload: Workload, seed: int) -> Result:
                 mine.num_tokens += len(output.token_ids)
                 mine.last_s = now_s
             num_finished += output.finish_reason is not None
-        if num_started == len(requests) and not window.began_s and not num_finished:
+        if with_window and num_started == len(requests) and not window.began_s and not num_finished:
             driver.ask_stage_stats()
             window.began_s = now_s
             window.num_steps_began = driver.scheduler.counters.num_steps
             window.num_micro_batches = driver.scheduler.num_micro_batches
+            window.tokens_began = sum(t.num_tokens for t in times.values())
         if num_finished and window.began_s and not window.ended_s:
             window.ended_s = now_s
             window.num_steps_ended = driver.scheduler.counters.num_steps
+            window.tokens_ended = sum(t.num_tokens for t in times.values())
             driver.ask_stage_stats()
     duration_s = max(t.last_s for t in times.values()) - began_s
     output_tokens = sum(t.num_tokens for t in times.values())
@@ -161,11 +170,11 @@ def run_workload(driver: Driver, workload: Workload, seed: int) -> Result:
         ttft_s=_percentiles([t.first_s - t.submitted_s for t in times.values()]),
         tpot_s=_percentiles([(t.last_s - t.first_s) / max(t.num_tokens - 1, 1) for t in times.values()]),
         num_preemptions=driver.scheduler.counters.num_preemptions - preemptions,
-        decode=_decode_window(driver, window),
+        decode=_decode_window(driver, window, workload),
     )
 
 
-def _decode_window(driver: Driver, window: _Window) -> DecodeWindow | None:
+def _decode_window(driver: Driver, window: _Window, workload: Workload) -> DecodeWindow | None:
     if not window.ended_s:
         return None
     while (stats := driver.stage_stats) is None:
@@ -179,6 +188,8 @@ def _decode_window(driver: Driver, window: _Window) -> DecodeWindow | None:
         round_s=elapsed_s / num_steps * window.num_micro_batches,
         stage_step_s=tuple(s.busy_s / s.num_steps for s in stats),
         stage_busy_ratio=tuple(min(s.busy_s / elapsed_s, 1.0) for s in stats),
+        mean_context=workload.input_tokens
+        + (window.tokens_began + window.tokens_ended) / 2 / workload.num_requests,
     )
 
 

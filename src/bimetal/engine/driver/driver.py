@@ -19,7 +19,7 @@ from bimetal.engine.driver.grammar import Grammars
 from bimetal.engine.driver.scheduler import Applied, MaskDue, Scheduler, SchedulerLimits
 from bimetal.engine.driver.stages import FromStage, Stages, device_of
 from bimetal.engine.wire.api import Abort, EngineStats, Generate, Loading, Output, Ready
-from bimetal.engine.wire.control import LoadStage, StageStats
+from bimetal.engine.wire.control import AskStats, LoadStage, StageStats
 from bimetal.engine.wire.frame import Kind
 from bimetal.engine.wire.options import EngineOptions
 from bimetal.engine.wire.step import Sampled, decode_sampled
@@ -248,10 +248,10 @@ class Driver:
 
     # -- statistics -------------------------------------------------------------------------------------------------
 
-    def ask_stage_stats(self) -> None:
-        """Stages answer with what they did since they were last asked."""
+    def ask_stage_stats(self, ask: AskStats | None = None) -> None:
+        """Stages answer with what they did since they were last asked, and watch what `ask` names."""
         self._stage_stats.clear()
-        self._stages.ask_stats()
+        self._stages.ask_stats(ask or AskStats())
 
     @property
     def stage_stats(self) -> list[StageStats] | None:

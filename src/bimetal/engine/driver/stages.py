@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bimetal.engine.driver.children import StageChild
 from bimetal.engine.link.tcp import Connection, connect
 from bimetal.engine.wire.control import (
+    AskStats,
     LoadStage,
     StageEdge,
     StageFailed,
@@ -30,7 +31,7 @@ from bimetal.engine.wire.control import (
     decode_control,
     encode_control,
 )
-from bimetal.engine.wire.frame import Header, Kind, pack_json, unpack_json
+from bimetal.engine.wire.frame import Header, Kind, unpack_json
 from bimetal.engine.wire.handshake import SECRET_VARIABLE, new_secret
 from bimetal.engine.wire.options import LinkKind
 from bimetal.engine.wire.step import Step, encode_step, idle_step
@@ -40,6 +41,7 @@ from bimetal.plan import Replica, Stage
 _STOP_TIMEOUT_S = 1.0
 _HOP_ROUNDS = 5
 _PATIENCE_S = 0.5
+_JUST_STATS = AskStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +269,9 @@ class Stages:
         payload = np.concatenate([np.array([row], np.uint32), words]).data.cast("B")
         self._send(len(self) - 1, Header(Kind.MASK, len(payload), self.epoch, number), payload)
 
-    def ask_stats(self) -> None:
+    def ask_stats(self, ask: AskStats = _JUST_STATS) -> None:
         for connection in self._connections:
-            connection.send_frame(pack_json(Kind.STATS, {}))
+            connection.send_frame(encode_control(ask))
 
     @staticmethod
     def read_stats(event: FromStage) -> StageStats:

@@ -67,9 +67,10 @@ class StageModel:
         device: torch.device,
     ) -> None:
         self.spec = spec
+        self.kernels = kernels
+        """May be exchanged between steps."""
         self._start_layer = start_layer
         self._weights = weights
-        self._kernels = kernels
         self._cos_sin = rotary_table(spec, max_position, device)
         self._scale = spec.head_dim**-0.5
 
@@ -81,6 +82,10 @@ class StageModel:
     def is_last(self) -> bool:
         return self._weights.head is not None
 
+    @property
+    def num_expert_layers(self) -> int:
+        return sum(isinstance(layer.mlp, Experts) for layer in self._weights.layers)
+
     def forward(self, inputs: Tensor, meta: AttentionMetadata, cache: KvCache) -> tuple[Tensor, Tensor]:
         """(x, residual), whose sum is the hidden state. inputs: [T] ids on the first stage, else [T, H]."""
         x = (
@@ -88,7 +93,7 @@ class StageModel:
             if self._weights.embedding is None
             else torch.nn.functional.embedding(inputs, self._weights.embedding)
         )
-        kernels, eps = self._kernels, self.spec.rms_norm_eps
+        kernels, eps = self.kernels, self.spec.rms_norm_eps
         residual: Tensor | None = None
         for i, layer in enumerate(self._weights.layers):
             if residual is None:
@@ -105,7 +110,7 @@ class StageModel:
         self, index: int, layer: Layer, normed: Tensor, meta: AttentionMetadata, cache: KvCache
     ) -> Tensor:
         keys, values = cache.keys[index], cache.values[index]
-        q = self._kernels.rotary_and_cache(
+        q = self.kernels.rotary_and_cache(
             layer.qkv(normed),
             self._cos_sin,
             keys,
@@ -116,13 +121,13 @@ class StageModel:
             self.spec.rms_norm_eps,
         )
         window = self.spec.sliding_window(self._start_layer + index)
-        return layer.output(self._kernels.attention(q, keys, values, meta, self._scale, window))
+        return layer.output(self.kernels.attention(q, keys, values, meta, self._scale, window))
 
     def _mlp(self, layer: Layer, normed: Tensor, meta: AttentionMetadata) -> Tensor:
         mlp = layer.mlp
         if isinstance(mlp, Experts):
             spec = self.spec
-            return self._kernels.experts(
+            return self.kernels.experts(
                 normed,
                 mlp.router(normed),
                 mlp.gate_up,
@@ -131,11 +136,11 @@ class StageModel:
                 spec.renormalise_experts,
                 meta.slots,
             )
-        return mlp.down(self._kernels.silu_and_mul(mlp.gate_up(normed)))
+        return mlp.down(self.kernels.silu_and_mul(mlp.gate_up(normed)))
 
     def logits(self, x: Tensor, residual: Tensor) -> Tensor:
         """[R, H] rows of the last stage's forward -> [R, V]."""
         weights = self._weights
         assert weights.final_norm is not None and weights.head is not None
-        normed, _ = self._kernels.add_rms_norm(x, residual, weights.final_norm, self.spec.rms_norm_eps)
+        normed, _ = self.kernels.add_rms_norm(x, residual, weights.final_norm, self.spec.rms_norm_eps)
         return weights.head(normed)

@@ -21,6 +21,7 @@ from bimetal.engine.stage.loop import Inputs, MaskInbox, StageLoop
 from bimetal.engine.stage.outbox import Outbox
 from bimetal.engine.stage.session import StageSession
 from bimetal.engine.wire.control import (
+    AskStats,
     LoadStage,
     StageFailed,
     StageStarted,
@@ -147,7 +148,7 @@ class StageProcess:
         elif header.kind is Kind.START:
             self._start(decode_control(StartStage, payload))
         elif header.kind is Kind.STATS:
-            self._send_stats()
+            self._send_stats(decode_control(AskStats, payload))
         elif header.kind is Kind.STOP:
             self._on_end()
         else:
@@ -199,11 +200,12 @@ class StageProcess:
         outbox = Outbox(outgoing.get("hidden"), outgoing.get("ids"), self._driver, self._fail)
         return Inputs(incoming.get("hidden"), incoming.get("ids"), self._masks), outbox
 
-    def _send_stats(self) -> None:
+    def _send_stats(self, ask: AskStats) -> None:
         assert self._driver is not None
-        if self._loop is None:
+        if self._loop is None or self._session is None:
             raise StageError("STATS came before START")
-        self._driver.send_frame(encode_control(self._loop.take_stats()))
+        stats = self._session.watch.switch(ask, self._loop.take_stats())
+        self._driver.send_frame(encode_control(stats))
 
     def _fail(self, error: BaseException) -> None:
         """Tell the driver; it decides what becomes of the requests. One that is gone needs no word of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,8 @@ class Runner:
         self._captured: dict[int, _Captured] = {}
         self._ints: Tensor | None = None
         self._inputs: Tensor | None = None
+        self.before_eager_step: Callable[[Step], None] | None = None
+        """Called before each step, which then runs without a graph."""
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
@@ -90,6 +92,9 @@ class Runner:
         """Start the upload of everything but the input. Steps run in the order in which they are prepared."""
         n, num_rows = step.num_tokens, self._bucket(step)
         captured = self._captured.get(num_rows) if step.num_decodes == n else None
+        if self.before_eager_step is not None:
+            captured = None
+            self.before_eager_step(step)
         if captured is not None:
             assert self._ints is not None
             self._device.upload(np.concatenate(step_arrays(step, num_rows, self._width)), self._ints)

@@ -18,6 +18,7 @@ from bimetal.engine.stage.model import KvCache, StageModel
 from bimetal.engine.stage.outbox import Outbox
 from bimetal.engine.stage.runner import Runner, decode_buckets
 from bimetal.engine.stage.sampler import Sampler
+from bimetal.engine.stage.watch import StageWatch
 from bimetal.engine.stage.weights import Checkpoint, DummyWeights, Progress, fingerprint, load_stage_weights
 from bimetal.engine.wire.control import LoadStage, StageLoaded
 from bimetal.engine.wire.options import KernelChoice
@@ -73,6 +74,8 @@ class StageSession:
         self.model = StageModel(
             self.spec, load.start_layer, weights, self.kernels, load.max_model_len, self.device.torch_device
         )
+        self.watch: StageWatch
+        """Once it has started."""
         self.loaded = StageLoaded(
             weight_bytes=weights.num_bytes,
             bytes_read=source.bytes_read,
@@ -167,6 +170,7 @@ class StageSession:
         # Torch's experts wait for the host, which no graph can.
         if self.device.is_gpu and not load.enforce_eager and load.kernels != "torch":
             runner.capture()
+        self.watch = StageWatch(self.model, runner, self.device, self.dtype)
         sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if n <= load.max_num_seqs]
         times = runner.warm_up(sizes)
         inputs, outbox = join_edges()

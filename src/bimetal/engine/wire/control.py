@@ -2,13 +2,14 @@
 
 driver -> LOAD    LoadStage       stage -> LOADING*, LOADED  StageLoaded
 driver -> START   StartStage      stage -> STARTED           StageStarted
-driver -> PROBE / STATS           stage -> PROBE / STATS     (documents for people and statistics)
+driver -> STATS   AskStats        stage -> STATS     StageStats
+driver -> PROBE                   stage -> PROBE     (a document for people)
 stage  -> FAILED  StageFailed     at any time
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -83,6 +84,17 @@ class StageStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class AskStats:
+    """Tell what was done, and watch from now on what is named here, until asked again."""
+
+    watch_experts: bool = False
+    """Count the experts that decode steps hit; steps run without graphs meanwhile."""
+    profile: bool = False
+    measure_peaks: bool = False
+    """Measure now what the device reaches, for a good part of a second."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageStats:
     """Since the last STATS."""
 
@@ -90,6 +102,15 @@ class StageStats:
     input_wait_s: float
     num_steps: int
     num_tokens: int
+    num_expert_rows: int = 0
+    """Rows of the largest decode steps while experts were watched."""
+    distinct_experts: tuple[float, ...] = ()
+    """Mean number of experts that each layer with experts hit in a step of so many rows."""
+    kernel_s: dict[str, float] = field(default_factory=dict)
+    """Of the profile: the device's seconds by kernel family."""
+    peak_bytes_per_s: float = 0.0
+    peak_flops_per_s: float = 0.0
+    """0: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +124,7 @@ _KINDS: dict[type, Kind] = {
     StageLoaded: Kind.LOADED,
     StartStage: Kind.START,
     StageStarted: Kind.STARTED,
+    AskStats: Kind.STATS,
     StageStats: Kind.STATS,
     StageFailed: Kind.FAILED,
 }
@@ -111,7 +133,7 @@ M = TypeVar("M")
 
 
 def encode_control(
-    message: LoadStage | StageLoaded | StartStage | StageStarted | StageStats | StageFailed,
+    message: LoadStage | StageLoaded | StartStage | StageStarted | AskStats | StageStats | StageFailed,
 ) -> bytes:
     """A whole frame."""
     return pack_json(_KINDS[type(message)], _ADAPTERS[type(message)].dump_python(message, mode="json"))
