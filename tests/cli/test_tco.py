@@ -46,7 +46,7 @@ def test_every_row_explains_itself():
     assert all(row["formula"] and row["inputs"] and row["sources"] and row["price_dates"] for row in rows)
     total = sum(float(row["npv_p50_usd"]) for row in rows if row["fleet"] == "mixed")
     fleets = json.loads(run(path, "--json"))["fleets"]
-    assert total == pytest.approx(fleets[1]["npv_usd"]["p50"], rel=0.01)
+    assert total == pytest.approx(fleets[1]["tco"]["p50"], rel=0.01)
 
 
 def test_changing_one_price_says_by_how_much_the_decision_moves():
@@ -59,8 +59,8 @@ def test_scenarios_are_compared_on_shared_draws():
     path = SCENARIOS / "case-study.yaml"
     document = json.loads(run(path, "--compare", path, "--json"))
     same = document["decisions"][1]
-    assert same["fleet"] == "case-study: all-h100"
-    assert set(same["savings"]["tco_usd"].values()) == {0.0}
+    assert same["fleet"] == "case-study (case-study.yaml) #2: all-h100"
+    assert set(same["savings"]["tco"].values()) == {0.0}
 
 
 def test_rent_or_own_prints_a_break_even_none_or_no_price_for_each():
@@ -79,7 +79,7 @@ def test_other_currency_by_a_given_rate(tmp_path):
     text = (SCENARIOS / "case-study.yaml").read_text()
     (tmp_path / "eur.yaml").write_text(text + "currency: {name: EUR, per_usd: 0.5}\n")
     usd, eur = (json.loads(run(p, "--json")) for p in (SCENARIOS / "case-study.yaml", tmp_path / "eur.yaml"))
-    assert eur["fleets"][0]["npv_usd"]["p50"] == pytest.approx(usd["fleets"][0]["npv_usd"]["p50"] / 2)
+    assert eur["fleets"][0]["tco"]["p50"] == pytest.approx(usd["fleets"][0]["tco"]["p50"] / 2)
     assert eur["decisions"][0]["savings"]["tco_ratio"] == usd["decisions"][0]["savings"]["tco_ratio"]
 
 
@@ -99,7 +99,8 @@ def test_the_option_on_a_second_source_is_worth_what_its_formula_says(tmp_path):
     (tmp_path / "s.yaml").write_text(f"{text}second_source: {option}\n")
     # 0.5 x (0.4 x 1,000,000 - 150,000)
     worth = json.loads(run(tmp_path / "s.yaml", "--json"))["second_sources"]["case-study"]
-    assert worth["p50"] == pytest.approx(125_000)
+    assert worth["worth"]["p50"] == pytest.approx(125_000)
+    assert worth["without"]["p50"] - worth["with"]["p50"] == pytest.approx(125_000)
     assert "125,000 USD" in run(tmp_path / "s.yaml")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bimetal.economics.cash_flow import Conventions
 from bimetal.economics.fleet import FleetInputs, Group, Site, Waiting
-from bimetal.economics.tco import compare, price_fleet
+from bimetal.economics.tco import compare, price_fleet, returns, returns_on_difference
 
 SITE = Site(
     colocated=False,
@@ -83,6 +83,67 @@ def test_demand_caps_tokens_and_costs_stay():
     tco = price_fleet(replace(FLEET, demand_tokens_per_s=1_200.0))
     assert tco.tokens == pytest.approx(np.full(2, 1_200.0 * 8760 * 3600))
     assert float(tco.npv_usd) == pytest.approx(float(price_fleet(FLEET).npv_usd))
+
+
+def test_rent_on_demand_is_paid_for_hours_in_use_and_demand_limits_them():
+    rented = replace(FLEET, groups=(replace(GROUP, terms="on-demand"),))
+    usd = next(line for line in price_fleet(rented).lines if "rent" in line.label).usd
+    assert usd == pytest.approx(np.full(2, 8 * 2.0 * 8760 * 0.6))
+    # 1,200 of 8,000 tokens a second: 15% of the hours.
+    idle = price_fleet(replace(rented, demand_tokens_per_s=1_200.0))
+    assert next(line for line in idle.lines if "rent" in line.label).usd == pytest.approx(
+        np.full(2, 8 * 2.0 * 8760 * 0.15)
+    )
+
+
+def test_revenue_is_no_part_of_cost_per_token_and_gives_irr_and_payback():
+    costs, earning = price_fleet(FLEET), price_fleet(replace(FLEET, usd_per_million_tokens=2.0))
+    assert float(earning.npv_usd) == pytest.approx(float(costs.npv_usd))
+    assert float(earning.usd_per_million_output_tokens) == pytest.approx(
+        float(costs.usd_per_million_output_tokens)
+    )
+    earned = 2.0 * 8 * 1_000 * 0.6 * 8760 * 3600 / 1e6
+    flows = [-359_000, earned - 33_446, earned - 33_446 + 320_000 * 0.3 ** (2 / 3)]
+    assert float(earning.profit_usd) == pytest.approx(float(npf.npv(0.1, flows)))
+    back = returns(earning)
+    assert back.irr == pytest.approx(float(npf.irr(flows)), abs=2e-6)
+    assert back.payback_years == pytest.approx(1 - (flows[0] + flows[1]) / flows[2])
+    assert returns(costs).irr is None
+
+
+def test_irr_counts_flows_when_they_fall_due():
+    late = replace(GROUP, lead_time_years=0.4, deposit_ratio=0.5)
+    fleet = replace(
+        FLEET,
+        groups=(late,),
+        usd_per_million_tokens=2.5,
+        conventions=Conventions(2, 0.1, flows="mid-year"),
+    )
+    rate = returns(price_fleet(fleet)).irr
+    assert rate is not None
+    at_irr = price_fleet(replace(fleet, conventions=Conventions(2, rate, flows="mid-year")))
+    assert float(at_irr.profit_usd) == pytest.approx(0, abs=1.0)
+    dearer = replace(FLEET, groups=(replace(GROUP, price_usd=26_000.0, draw_ratio=0.1, support_ratio=0.0),))
+    assert returns_on_difference(price_fleet(FLEET), price_fleet(dearer)).irr > 0
+    assert returns_on_difference(price_fleet(dearer), price_fleet(FLEET)).irr is None
+    assert returns_on_difference(price_fleet(FLEET), price_fleet(FLEET)).irr is None
+
+
+def test_a_replacement_saves_no_tax_before_it_is_bought():
+    old, new = (
+        replace(GROUP, end_year=1),
+        replace(GROUP, start_year=1, price_usd=40_000.0, gpu="B200-SXM-180GB"),
+    )
+    fleet = replace(FLEET, groups=(old, new), conventions=Conventions(2, 0.1, tax_ratio=0.25))
+    saved = next(x for x in price_fleet(fleet).lines if x.label == "8 x B200-SXM-180GB: chips: tax")
+    assert saved.usd == pytest.approx([-320_000 * 0.25]) and saved.times_years.tolist() == [2.0]
+
+
+def test_what_would_have_to_be_charged_is_taxed_too():
+    conventions = Conventions(2, 0.1, tax_ratio=0.25)
+    charge = float(price_fleet(replace(FLEET, conventions=conventions)).usd_per_million_output_tokens)
+    earning = price_fleet(replace(FLEET, conventions=conventions, usd_per_million_tokens=charge))
+    assert float(earning.profit_usd) == pytest.approx(0, abs=1e-6)
 
 
 def test_colocation_replaces_own_power():

@@ -6,7 +6,9 @@ import pytest
 
 from bimetal.catalog.document import Document
 from bimetal.catalog.hardware import find_gpu
-from bimetal.economics.scenario import bind, catalogue_quantity, check_comparable, parse_scenario
+from bimetal.economics.analysis import rent_or_own
+from bimetal.economics.binding import bind, bind_one
+from bimetal.economics.scenario import catalogue_quantity, check_comparable, parse_scenario
 from bimetal.economics.tco import price_fleet
 from bimetal.economics.uncertainty import central_values
 from bimetal.errors import ConfigError
@@ -35,12 +37,12 @@ def parse(text):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("price_usd: 25000", "price_usd: -1", ("s.yaml:9", "gpus.H100.price_usd", "at least 0", "-1")),
+        ("price_usd: 25000", "price_usd: -1", ("s.yaml:9", "gpus.H100.price_usd", "[0, 1e+15]", "-1")),
         ("pue_ratio: 1.3", "pue_ratio: 0.9", ("s.yaml:4", "site.own.pue_ratio", "[1, 5]", "0.9")),
         (
             "utilisation_ratio: 0.6",
             "utilisation_ratio: 1.2",
-            ("s.yaml:6", "utilisation_ratio", "[0, 1]", "1.2"),
+            ("s.yaml:6", "utilisation_ratio", "[1e-06, 1]", "1.2"),
         ),
         ("horizon_years: 3", "horizon_years: 0", ("s.yaml:2", "finance.horizon_years", "0")),
         (
@@ -71,6 +73,46 @@ def parse(text):
             ("s.yaml:2", "placement[0]", "give training"),
         ),
         ("price_usd: 25000", "price_usd: .nan", ("gpus.H100.price_usd", "nan")),
+        ("price_usd: 25000", "price_usd: 1e+300", ("gpus.H100.price_usd", "1e+15", "1e+300")),
+        ("price_usd: 25000", f"price_usd: 1{'0' * 400}", ("gpus.H100.price_usd", "1e+15", "000...")),
+        ("output_tokens_per_s: 1000", "output_tokens_per_s: 0", ("gpus.H100.output_tokens_per_s", "1e-06")),
+        ("utilisation_ratio: 0.6", "utilisation_ratio: 0", ("workload.utilisation_ratio", "1e-06")),
+        ("wacc_ratio: 0.08", "wacc_ratio: 0.08, tax_ratio: 1", ("finance.tax_ratio", "0.99")),
+        ("count: 8", "count: true", ("fleets[0].groups[0].count", "True")),
+        ("name: test", "name: test\nseed: -1", ("seed", "-1")),
+        ("name: test", "name: test\ncurrency: {name: USD, per_usd: 0.9}", ("currency", "one USD")),
+        ("name: test", "name: test\ncurrency: {name: EUR, per_usd: .inf}", ("currency.per_usd", "inf")),
+        (
+            "  - name: a\n",
+            "  - name: a\n    groups: [{gpu: H100, count: 1}]\n  - name: a\n",
+            ("s.yaml:14", "fleets[1].name", "'a' is taken"),
+        ),
+        (
+            "price_usd: 25000",
+            "price_usd: 25000\n    discounts: [{name: d, ratio: 0.1, base: list}, {name: d, ratio: 0.2, base: list}]",
+            ("gpus.H100.discounts[1].name", "'d' is taken"),
+        ),
+        (
+            "price_usd: 25000",
+            "price_usd: 25000\n    discounts: [{name: c, ratio: 0.6, base: list}, {name: d, ratio: {low: 0, high: 0.6}, base: list}]",
+            ("gpus.H100.discounts", "120% off the price", "at most 100%"),
+        ),
+        (
+            "price_usd: 25000",
+            "price_usd: 25000\n    lead_time_weeks: {low: 100, high: 200}",
+            ("gpus.H100.lead_time_weeks", "200 weeks", "156.4"),
+        ),
+        (
+            "name: test",
+            "name: test\ncorrelations: [[x, x, 0.5]]",
+            ("correlations[0]", "two different inputs"),
+        ),
+        (
+            "name: test",
+            "name: test\ncorrelations: [[x, y, 0.5], [y, x, 0.4]]",
+            ("correlations[1]", "each pair once"),
+        ),
+        ("name: test", "name: test\ncorrelations: [[x, y, 1]]", ("correlations[0]", "below 1, got 1")),
         ("wacc_ratio: 0.08", "wacc_ratio: {p10: 0, p90: 0.1}", ("wacc_ratio", "above 0")),
     ],
 )
@@ -122,6 +164,54 @@ def test_plan_gives_throughput_in_its_proportions(tmp_path):
     assert tco.tokens[0] == pytest.approx(4 * 3000 * 0.6 * 8760 * 3600)
     with pytest.raises(ConfigError, match="proportions"):
         parse_scenario(Document(text.replace("count: 4", "count: 3"), "s.yaml"), tmp_path)
+
+
+def test_a_plan_speaks_for_its_own_fleet_alone(tmp_path):
+    """Its mean over both vendors once became every fleet's rate for those GPUs."""
+    (tmp_path / "plan.yaml").write_text(
+        "version: 1\nmodel: m\npredicted_output_tokens_per_s: 1500\nreplicas:\n- name: r\n  stages:\n"
+        "  - {node: a, gpu: H100, start_layer: 0, end_layer: 2}\n"
+        "  - {node: b, gpu: MI300X, start_layer: 2, end_layer: 4}\n"
+    )
+    mixed = "  - name: b\n    plan: plan.yaml\n    groups: [{gpu: H100, count: 4}, {gpu: MI300X, count: 4}]\n"
+    text = TEXT.replace("fleets:", "  MI300X: {price_usd: 15000}\nfleets:") + mixed
+    scenario = parse_scenario(Document(text, "s.yaml"), tmp_path)
+    alone, both = (price_fleet(f) for f in bind(scenario, central_values(scenario.quantities)))
+    assert alone.tokens[0] == pytest.approx(8 * 1000 * 0.6 * 8760 * 3600)
+    assert both.tokens[0] == pytest.approx(4 * 1500 * 0.6 * 8760 * 3600)
+
+
+def test_one_gpu_for_placement_bears_nothing_of_its_fleet():
+    extras = "waiting: {idle_usd_per_year: 1000000, cloud_usd_per_h: 3, bridged_ratio: 0.5}\n"
+    late = TEXT.replace("price_usd: 25000", "price_usd: 25000\n    lead_time_weeks: 26")
+    fleet = "    throughput_ratio: 0.5\n    qualification_usd: 1000000\n    stack_usd_per_year: 1000000\n"
+    revenue = "workload:\n  revenue_usd_per_million_output_tokens: 9"
+    plain, loaded = parse(late), parse(late.replace("workload:", revenue) + fleet + extras)
+    costs = [
+        price_fleet(bind_one(s, "H100", central_values(s.quantities))).usd_per_million_output_tokens
+        for s in (plain, loaded)
+    ]
+    assert float(costs[0]) == pytest.approx(float(costs[1]))
+
+
+def test_an_hour_of_owning_is_of_the_hours_there_and_before_tax_as_rents_are():
+    rent = "    on_demand_usd_per_h: 3\n    discounts: [{name: d, ratio: 0.1, applies_to: on-demand, base: list}]\n"
+    text = TEXT.replace("    output_tokens", rent + "    output_tokens") + "rent_or_own: [H100]\n"
+    text = text.replace("wacc_ratio: 0.08", "wacc_ratio: 0")
+    (plain,), (taxed,), (late,) = (
+        rent_or_own(s, central_values(s.quantities))
+        for s in (
+            parse(text),
+            parse(text.replace("wacc_ratio: 0", "wacc_ratio: 0, tax_ratio: 0.3")),
+            parse(text.replace("price_usd: 25000", f"price_usd: 25000\n    lead_time_weeks: {365 / 7}")),
+        )
+    )
+    kwh = 0.7 * 1.3 * 0.1
+    assert plain.own_usd_per_h.p50 == pytest.approx(25_000 / 3 / 8760 + kwh)
+    assert plain.break_even_utilisation.p50 == pytest.approx((25_000 / 3 / 8760 + kwh) / 2.7)
+    assert taxed.own_usd_per_h.p50 == pytest.approx(plain.own_usd_per_h.p50)
+    assert taxed.break_even_utilisation.p50 == pytest.approx(plain.break_even_utilisation.p50)
+    assert late.own_usd_per_h.p50 == pytest.approx(25_000 / 2 / 8760 + kwh)
 
 
 def test_missed_promise_returns_its_credit():

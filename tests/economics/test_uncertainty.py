@@ -6,10 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bimetal.economics.binding import bind
 from bimetal.economics.quantity import parse_quantity
-from bimetal.economics.scenario import bind, load_scenario
+from bimetal.economics.scenario import load_scenario
 from bimetal.economics.tco import compare, price_fleet
-from bimetal.economics.uncertainty import break_even, central_values, draw_values, spread, tornado
+from bimetal.economics.uncertainty import (
+    break_evens,
+    central_values,
+    draw_together,
+    draw_values,
+    spread,
+    tornado,
+)
 from bimetal.errors import ConfigError
 
 CASE_STUDY = Path(__file__).parents[2] / "examples" / "scenarios" / "case-study.yaml"
@@ -67,6 +75,33 @@ def test_correlation_is_as_declared():
     assert np.corrcoef(v["a"], v["c"])[0, 1] == pytest.approx(0.0, abs=0.03)
 
 
+def test_compared_scenarios_share_draws_though_only_one_declares_a_correlation():
+    inputs = {name: quantity(mean=100, sd=5) for name in "ab"}
+    one, other = draw_together([inputs, inputs], [("a", "b", 0.8)], num_draws=2_000)
+    assert np.array_equal(one["a"], other["a"]) and np.array_equal(one["b"], other["b"])
+    with pytest.raises(ConfigError, match="keep one"):
+        draw_together([inputs, inputs], [("a", "b", 0.8), ("b", "a", 0.5)])
+
+
+def test_extreme_shapes_keep_their_quantiles():
+    tiny, huge = parse_quantity({"p10": 1e-250, "p90": 1e-200}, 0, 1e15), quantity(low=5, mode=5, high=5)
+    assert tiny.central == pytest.approx(1e-225) and huge.central == 5.0 and not huge.is_uncertain
+    falling, rising = quantity(low=0, mode=0, high=1), quantity(low=0, mode=1, high=1)
+    assert falling.central == pytest.approx(1 - 0.5**0.5) and rising.central == pytest.approx(0.5**0.5)
+    assert draw_values({"x": quantity(mean=100, sd=0)})["x"].tolist() == [100.0] * 10_000
+
+
+def test_break_evens_are_all_of_them_and_only_they():
+    assert break_evens(lambda x: (x - 1) * (x - 3), 0, 10) == pytest.approx((1.0, 3.0))
+    assert break_evens(lambda x: x + 1, 0, 10) == ()
+    assert break_evens(lambda x: x, 0, 10) == (0.0,)
+    assert break_evens(lambda x: 10 - x, 0, 10) == (10.0,)
+    # Equal from 2.00037 on, as where demand limits both fleets: the whole stretch, by its ends.
+    assert break_evens(lambda x: np.minimum(x - 2.00037, 0), 0, 10) == pytest.approx((2.00037, 10.0))
+    # Not defined below 5: no crossing there.
+    assert break_evens(lambda x: np.where(x < 5, np.nan, 1.0), 0, 10) == ()
+
+
 def test_impossible_or_unknown_correlations_are_refused():
     inputs = {name: quantity(mean=100, sd=5) for name in "abc"}
     with pytest.raises(ConfigError, match="positive definite"):
@@ -90,6 +125,6 @@ def test_break_even_price_is_where_the_fleets_cost_the_same_per_token():
         a, b = (price_fleet(f) for f in bind(scenario, {**centre, "gpus.MI300X.price_usd": price}))
         return np.asarray(a.usd_per_million_output_tokens - b.usd_per_million_output_tokens)
 
-    price = break_even(difference, 0, 60_000)
-    assert price is not None and float(difference(price)) == pytest.approx(0, abs=1e-6)
+    (price,) = break_evens(difference, 0, 60_000)
+    assert float(difference(price)) == pytest.approx(0, abs=1e-6)
     assert difference(price - 100) > 0 > difference(price + 100)

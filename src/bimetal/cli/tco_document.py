@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from bimetal.economics.analysis import Analysis
 from bimetal.economics.cash_flow import Amount
+from bimetal.economics.caveats import conventions, doubts
 from bimetal.economics.scenario import Scenario
-from bimetal.economics.tco import Comparison, Tco
+from bimetal.economics.tco import Comparison, Tco, returns
 from bimetal.economics.uncertainty import spread
 
-TOTALS = (
-    ("chip_usd", "chips"),
-    ("system_usd", "systems (CapEx)"),
-    ("npv_usd", "TCO (NPV)"),
-    ("annualised_usd", "TCO a year"),
-    ("usd_per_million_output_tokens", "per million output tokens"),
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A figure of a fleet: its attribute in USD, its key where it is in the scenario's currency, and its label."""
+
+    attribute: str
+    key: str
+    label: str
+    needs_revenue: bool = False
+
+
+_TOTALS = (
+    Total("chip_usd", "chips", "chips"),
+    Total("system_usd", "systems", "systems (CapEx)"),
+    Total("npv_usd", "tco", "TCO (NPV)"),
+    Total("annualised_usd", "tco_a_year", "TCO a year"),
+    Total("usd_per_million_output_tokens", "per_million_output_tokens", "per million output tokens"),
+    Total("revenue_usd", "revenue", "revenue (present value)", needs_revenue=True),
+    Total("profit_usd", "profit", "revenue less TCO", needs_revenue=True),
 )
 SAVINGS = (
     ("chip_ratio", "on chips"),
@@ -30,6 +44,11 @@ SAVINGS = (
 )
 
 
+def totals(tco: Tco) -> list[Total]:
+    """Those that the fleet has."""
+    return [total for total in _TOTALS if tco.earns or not total.needs_revenue]
+
+
 def scenario_of(analysis: Analysis, fleet: int) -> Scenario:
     """The scenario that fleet number `fleet` comes from."""
     owners = [s for s in analysis.scenarios for _ in s.file.fleets]
@@ -37,15 +56,18 @@ def scenario_of(analysis: Analysis, fleet: int) -> Scenario:
 
 
 def analysis_document(analysis: Analysis) -> dict[str, Any]:
+    """Amounts are in `currency`, inputs and rents an hour in USD."""
     currency = analysis.scenarios[0].file.currency
     return {
         "currency": {"name": currency.name, "per_usd": currency.per_usd},
         "compared_per": analysis.scenarios[0].file.compare_per,
-        "conventions": list(analysis.central[0].fleet.conventions.lines()),
+        "conventions": conventions(analysis),
+        "doubts": doubts(analysis),
         "fleets": [
             {
                 "name": name,
-                **{key: _spread(getattr(tco, key), currency.per_usd) for key, _ in TOTALS},
+                **{t.key: _spread(getattr(tco, t.attribute), currency.per_usd) for t in totals(tco)},
+                **asdict(returns(analysis.central[i])),
                 "output_tokens_per_year": np.atleast_2d(tco.tokens).mean(axis=0).tolist(),
                 "rows": _rows(analysis, i),
             }
@@ -55,10 +77,9 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
             {
                 "fleet": d.name,
                 "savings": _comparison(d.drawn, currency.per_usd),
-                "irr": d.central.irr,
-                "payback_years": d.central.payback_years,
+                **asdict(d.returns),
                 "tornado": [asdict(s) for s in d.swings],
-                "break_evens": [asdict(b) for b in d.break_evens],
+                "break_evens": [{**asdict(b), "at": list(b.at)} for b in d.break_evens],
             }
             for d in analysis.decisions
         ],
@@ -70,14 +91,22 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
                 if r.break_even_utilisation
                 else None,
                 "own_usd_per_h": asdict(r.own_usd_per_h) if r.own_usd_per_h else None,
+                "reserved_usd_per_h": asdict(r.reserved_usd_per_h) if r.reserved_usd_per_h else None,
                 "published_own_usd_per_h": r.published_own_usd_per_h,
                 "missing": r.missing,
             }
             for r in analysis.rent_or_own
         ],
         "second_sources": {
-            name: {key: x * currency.per_usd for key, x in asdict(value).items()}
-            for name, value in analysis.second_sources
+            s.scenario: {
+                key: {p: x * currency.per_usd for p, x in asdict(cost).items()}
+                for key, cost in (
+                    ("without", s.without_usd),
+                    ("with", s.with_usd),
+                    ("worth", s.worth_usd),
+                )
+            }
+            for s in analysis.second_sources
         },
         "placement": [
             {
@@ -92,11 +121,11 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
             for p in analysis.placed
         ],
         "inputs": {
-            s.file.name: {
-                name: {"value": str(q), "source": q.source, "date": q.date}
+            label: {
+                name: {"value": str(q), "median": q.central, "source": q.source, "date": q.date}
                 for name, q in s.quantities.items()
             }
-            for s in analysis.scenarios
+            for label, s in zip(analysis.labels, analysis.scenarios, strict=True)
         },
     }
 
@@ -106,9 +135,9 @@ def _spread(amount: Amount, factor: float) -> dict[str, float]:
 
 
 def _comparison(c: Comparison, per_usd: float) -> dict[str, dict[str, float]]:
-    arrays = {f.name: getattr(c, f.name) for f in fields(c) if f.name not in ("irr", "payback_years")}
+    arrays = {f.name: getattr(c, f.name) for f in fields(c)}
     return {
-        name: _spread(a, per_usd if name.endswith("_usd") else 1.0)
+        name.removesuffix("_usd"): _spread(a, per_usd if name.endswith("_usd") else 1.0)
         for name, a in arrays.items()
         if np.all(np.isfinite(a))
     }
@@ -134,18 +163,29 @@ def _with_npv(tco: Tco) -> list[tuple[Any, Amount]]:
 
 
 def explain_inputs(scenario: Scenario, names: tuple[str, ...], tco: Tco) -> list[dict[str, str]]:
-    """Value, source and date of each input of a row; a fleet's own inputs are under its name."""
-    found = []
-    for name in names:
-        path = name if name in scenario.quantities else f"fleets.{tco.fleet.name}.{name}"
-        if name.endswith(".rent_usd_per_h"):
-            kinds = {g.terms for g in tco.fleet.groups if f"gpus.{g.gpu}" == name.rpartition(".")[0]}
-            path = name.replace("rent", "on_demand" if "on-demand" in kinds else "reserved")
-        q = scenario.quantities[path]
-        found.append(
-            {"input": path, "value": str(q), "source": q.source or "default", "date": q.date or "undated"}
-        )
-    return found
+    """Value, source and date of each input of a row; a fleet's own inputs are under its name.
+
+    Discounts stand below the price that they are off. Inputs left at their default are left out, but for a row's first.
+    """
+    paths = [path for name in names for path in _paths(scenario, name, tco)]
+    return [
+        {"input": path, "value": str(q), "source": q.source or "default", "date": q.date or "undated"}
+        for i, path in enumerate(paths)
+        if (q := scenario.quantities.get(path)) and (i == 0 or q.source != "default")
+    ]
+
+
+def _paths(scenario: Scenario, name: str, tco: Tco) -> list[str]:
+    *at, last = name.split(".")
+    if not at:
+        return [f"fleets.{tco.fleet.name}.{name}"]
+    on = {"price_usd": "price", "on_demand_usd_per_h": "on-demand", "reserved_usd_per_h": "reserved"}.get(
+        last
+    )
+    if on is None or at[0] != "gpus":
+        return [name]
+    discounts = scenario.file.gpus[at[1]].discounts
+    return [name, *(f"gpus.{at[1]}.discounts.{d.name}.ratio" for d in discounts if d.applies_to == on)]
 
 
 def analysis_csv(analysis: Analysis) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bimetal.catalog.hardware import find_gpu
-from bimetal.cli.tco_document import SAVINGS, TOTALS, explain_inputs, scenario_of
+from bimetal.cli.tco_document import SAVINGS, explain_inputs, scenario_of, totals
 from bimetal.economics.analysis import Analysis, Decision
+from bimetal.economics.caveats import conventions, doubts
 from bimetal.economics.placement import Placed
+from bimetal.economics.quantity import Quantity
+from bimetal.economics.tco import compare, returns
 from bimetal.economics.uncertainty import Spread, spread
 from bimetal.units import format_s
 
@@ -19,7 +23,7 @@ TORNADO_ROWS = 6
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
     for i, name in enumerate(columns):
         table.add_column(name, justify="right" if i else "left", overflow="fold")
     return table
@@ -28,16 +32,30 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 def money(amount: float) -> str:
     """Short enough for a cell, with four digits.
 
-    >>> money(27_600_000), money(1234.5), money(0.5)
-    ('27.60M', '1,234', '0.5000')
+    >>> money(27_600_000), money(1234.5), money(0.5), money(0.0000123), money(0.0)
+    ('27.60M', '1,234', '0.5000', '1.23e-05', '0')
     """
+    if amount == 0:
+        return "0"
     if abs(amount) >= 1e6:
         return f"{amount / 1e6:,.2f}M"
-    return f"{amount:,.0f}" if abs(amount) >= 100 else f"{amount:.4f}"
+    if abs(amount) >= 100:
+        return f"{amount:,.0f}"
+    return f"{amount:.4f}" if abs(amount) >= 0.01 else f"{amount:.3g}"
+
+
+def percent(ratio: float) -> str:
+    """
+    >>> percent(0.0512), percent(-1e-9), percent(float("-inf"))
+    ('5.1%', '0.0%', '-')
+    """
+    return f"{ratio if abs(ratio) >= 5e-4 else 0.0:.1%}" if math.isfinite(ratio) else "-"
 
 
 def _range(s: Spread, text: object) -> str:
     show = text if callable(text) else str
+    if not math.isfinite(s.p50):
+        return "-"
     if s.p90 - s.p10 <= 1e-9 * abs(s.p50):
         return str(show(s.p50))
     return f"{show(s.p50)} [{show(s.p10)}, {show(s.p90)}]"
@@ -49,7 +67,7 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
     currency = analysis.scenarios[0].file.currency
     for scenario in analysis.scenarios:
         console.print(f"{escape(scenario.file.name)}: {escape(scenario.file.about)}", style="bold")
-    for text in analysis.central[0].fleet.conventions.lines():
+    for text in conventions(analysis):
         console.print(f"- {escape(text)}")
     for text in doubts(analysis):
         console.print(f"- {escape(text)}", style="yellow")
@@ -57,10 +75,16 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
     console.print(f"- per output token, {inputs} input token(s); median \\[p10, p90] in {currency.name}\n")
     for i, (name, tco) in enumerate(zip(analysis.names, analysis.drawn, strict=True)):
         table = _table(name, ("", f"{currency.name}"))
-        for key, label in TOTALS:
-            cell = _range(spread(getattr(tco, key) * currency.per_usd), money)
-            table.add_row(label, escape(cell))
-        table.add_row("output tokens a year", f"{spread(tco.tokens.mean(axis=-1)).p50:.3g}")
+        for total in totals(tco):
+            cell = _range(spread(getattr(tco, total.attribute) * currency.per_usd), money)
+            table.add_row(total.label, escape(cell))
+        if tco.earns:
+            back = returns(analysis.central[i])
+            table.add_row("IRR", "none" if back.irr is None else percent(back.irr))
+            years = back.payback_years
+            table.add_row("payback, years", "never" if years is None else f"{years:.3g}")
+        tokens = _range(spread(tco.tokens.mean(axis=-1)), lambda x: f"{x:.3g}")
+        table.add_row("output tokens a year", escape(tokens))
         console.print(table)
         if explain:
             _print_rows(analysis, i, console)
@@ -69,32 +93,21 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
         _print_decision(analysis, decision, console)
     for placed in analysis.placed:
         _print_placed(placed, currency.per_usd, console)
-    for name, value in analysis.second_sources:
-        worth = Spread(*(x * currency.per_usd for x in (value.p10, value.p50, value.p90)))
+    for s in analysis.second_sources:
+        without, chosen, worth = (
+            _range(
+                Spread(c.p10 * currency.per_usd, c.p50 * currency.per_usd, c.p90 * currency.per_usd), money
+            )
+            for c in (s.without_usd, s.with_usd, s.worth_usd)
+        )
         console.print(
-            escape(f"{name}: the option on a second source is worth {_range(worth, money)} {currency.name}")
+            escape(
+                f"{s.scenario}: the option on a second source is worth {worth} {currency.name}: "
+                f"a late order costs {without} without it, {chosen} with it (expected)"
+            )
         )
     if analysis.rent_or_own:
         _print_rent_or_own(analysis, console)
-
-
-def doubts(analysis: Analysis) -> list[str]:
-    """What a reader must know before believing the figures: prices nobody checked, parts not sold yet, models."""
-    found = []
-    for scenario in analysis.scenarios:
-        unchecked = [name for name, q in scenario.quantities.items() if "UNVERIFIED" in q.source]
-        modelled = [
-            name for name, q in scenario.quantities.items() if q.source.startswith("performance model")
-        ]
-        announced = [gpu for gpu in scenario.file.gpus if "announced" in find_gpu(gpu).notes]
-        for names, what in (
-            (unchecked, "UNVERIFIED in the catalogue"),
-            (modelled, "from the performance model, not measured"),
-            (announced, "announced, not shipping"),
-        ):
-            if names:
-                found.append(f"{what}: {', '.join(names)}")
-    return list(dict.fromkeys(found))
 
 
 def _print_rows(analysis: Analysis, fleet: int, console: Console) -> None:
@@ -112,25 +125,28 @@ def _print_rows(analysis: Analysis, fleet: int, console: Console) -> None:
 def _print_decision(analysis: Analysis, decision: Decision, console: Console) -> None:
     table = _table(f"{decision.name} against {analysis.names[0]}: saving", ("", r"median \[p10, p90]"))
     for key, label in SAVINGS:
-        table.add_row(label, escape(_range(spread(getattr(decision.drawn, key)), lambda x: f"{x:.1%}")))
+        table.add_row(label, escape(_range(spread(getattr(decision.drawn, key)), percent)))
     delivered = _range(spread(decision.drawn.tokens_ratio), lambda x: f"{x:.1%}")
     table.add_row("tokens delivered, of the first's", escape(delivered))
-    for label, text in (("IRR", decision.central.irr), ("payback, years", decision.central.payback_years)):
-        if text is not None:
-            table.add_row(f"{label} of the difference", f"{text:.3g}")
+    irr, payback = decision.returns.irr, decision.returns.payback_years
+    if irr is not None:
+        table.add_row("IRR of what it costs more at first", percent(irr))
+    if payback is not None:
+        table.add_row("payback of that, years", f"{payback:.3g}")
     console.print(table)
     unit = "per token" if analysis.per_token else "on TCO"
     table = _table(f"what moves the saving {unit}", ("input", "p10 to p90", "saving"))
     for s in decision.swings[:TORNADO_ROWS]:
         inputs = f"{s.input_low:.4g} to {s.input_high:.4g}"
-        table.add_row(escape(s.name), inputs, f"{s.at_low:.1%} to {s.at_high:.1%}")
+        table.add_row(escape(s.name), inputs, f"{percent(s.at_low)} to {percent(s.at_high)}")
     if decision.swings:
         console.print(table)
     table = _table(f"the two cost the same {unit} at", ("input", "now", "break-even"))
     for b in decision.break_evens:
-        found = f"{b.at:.4g}" if b.at is not None else f"none in {b.low:.3g} to {b.high:.3g}"
+        found = " and ".join(f"{x:.4g}" for x in b.at) or f"none in {b.low:.3g} to {b.high:.3g}"
         table.add_row(escape(b.name), f"{b.now:.4g}", found)
-    console.print(table)
+    if decision.break_evens:
+        console.print(table)
     console.print()
 
 
@@ -146,6 +162,16 @@ def _print_placed(placed: Placed, per_usd: float, console: Console) -> None:
         console.print(escape(f"  {b.gpu} holds {b.samples} samples: {steps}"))
 
 
+def _ends(q: Quantity) -> str:
+    """A range as given; p10 to p90 of what has no ends.
+
+    >>> _ends(Quantity(("low", "high"), (2.0, 5.0))), _ends(Quantity(("mean", "sd"), (3.0, 0.0)))
+    ('2.00-5.00', '3.00')
+    """
+    ends = (q.numbers[0], q.numbers[-1]) if q.shape[0] == "low" else q.quantile(np.array([0.1, 0.9])).tolist()
+    return "-".join(dict.fromkeys(f"{x:.2f}" for x in ends))
+
+
 def _print_rent_or_own(analysis: Analysis, console: Console) -> None:
     table = _table(
         "utilisation above which owning beats on-demand rental",
@@ -154,36 +180,45 @@ def _print_rent_or_own(analysis: Analysis, console: Console) -> None:
     for r in analysis.rent_or_own:
         share, own = r.break_even_utilisation, r.own_usd_per_h
         published = "-".join(f"{x:.2f}" for x in r.published_own_usd_per_h or ())
-        on_demand = (
-            "-".join(f"{x:.2f}" for x in r.on_demand_usd_per_h.numbers) if r.on_demand_usd_per_h else ""
-        )
         table.add_row(
             r.gpu,
             r.verdict,
             f"{share.p10:.0%}, {share.p90:.0%}" if share else r.missing,
             f"{own.p50:.2f}" if own else "",
-            on_demand,
-            f"{r.reserved_usd_per_h.central:.2f}" if r.reserved_usd_per_h else "",
+            _ends(r.on_demand_usd_per_h) if r.on_demand_usd_per_h else "",
+            f"{r.reserved_usd_per_h.p50:.2f}" if r.reserved_usd_per_h else "",
             published,
         )
     console.print(table)
     console.print("own $/h is over every hour, used or not; published TCO is others' and only a cross-check")
     for r in analysis.rent_or_own:
-        if r.own_usd_per_h and r.reserved_usd_per_h and r.reserved_usd_per_h.central < r.own_usd_per_h.p50:
+        if r.own_usd_per_h and r.reserved_usd_per_h and r.reserved_usd_per_h.p50 < r.own_usd_per_h.p50:
             console.print(f"- {r.gpu}: three-year rental is below owning")
 
 
 def print_change(
     before: Analysis, after: Analysis, changes: Sequence[str], console: Console | None = None
 ) -> None:
-    """By how much the decision moved."""
+    """By how much the decision moved; where there is one fleet, by how much its cost did."""
     console = console or Console(highlight=False)
+    made = f"with {escape(', '.join(changes))}"
+    if len(before.drawn) != len(after.drawn):
+        console.print(
+            f"{made}: the number of fleets changed, so that there is no before and after", style="bold"
+        )
+        return
+    if not after.decisions:
+        ratio = compare(before.central[0], after.central[0]).per_token_ratio
+        console.print(
+            f"{made}: {escape(after.names[0])} costs {-float(ratio):+.1%} per output token, at the median",
+            style="bold",
+        )
     key = "per_token_ratio" if after.per_token else "tco_ratio"
     for old, new in zip(before.decisions, after.decisions, strict=True):
         was, now = spread(getattr(old.drawn, key)), spread(getattr(new.drawn, key))
         flips = " The decision flips." if (was.p50 > 0) != (now.p50 > 0) else ""
         console.print(
-            f"with {escape(', '.join(changes))}: {escape(new.name)} saves {now.p50:.1%} instead of {was.p50:.1%} "
+            f"{made}: {escape(new.name)} saves {percent(now.p50)} instead of {percent(was.p50)} "
             f"{'per token' if after.per_token else 'on TCO'} ({(now.p50 - was.p50) * 100:+.1f} points).{flips}",
             style="bold",
         )

@@ -8,25 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bimetal.catalog.hardware import find_gpu
-from bimetal.economics.cash_flow import Amount
+from bimetal.economics.binding import bind, bind_one
+from bimetal.economics.cash_flow import Amount, npv
+from bimetal.economics.fleet import Terms, live_ratio
 from bimetal.economics.placement import Placed, place
-from bimetal.economics.procurement import second_source_value_usd
+from bimetal.economics.procurement import second_source_usd
 from bimetal.economics.quantity import Quantity
-from bimetal.economics.scenario import Scenario, bind, bind_one, check_comparable
-from bimetal.economics.tco import Comparison, Tco, compare, price_fleet
+from bimetal.economics.scenario import Scenario, check_comparable
+from bimetal.economics.tco import Comparison, Returns, Tco, compare, price_fleet, returns_on_difference
 from bimetal.economics.uncertainty import (
     NUM_DRAWS,
+    ROUNDING,
     Spread,
     Swing,
     Values,
-    break_even,
+    break_evens,
     central_values,
-    draw_values,
+    draw_together,
     spread,
     tornado,
 )
@@ -38,11 +42,11 @@ SEARCH_FACTOR = 10
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """Where two fleets cost the same, if only this input moves; None: nowhere within the range searched."""
+    """Where two fleets cost the same, if only this input moves; empty: nowhere within the range searched."""
 
     name: str
     now: float
-    at: float | None
+    at: tuple[float, ...]
     low: float
     high: float
 
@@ -53,7 +57,8 @@ class Decision:
 
     name: str
     drawn: Comparison
-    central: Comparison
+    returns: Returns
+    """On what it costs more than the first, at the median of every input."""
     swings: tuple[Swing, ...]
     break_evens: tuple[BreakEven, ...]
 
@@ -67,7 +72,8 @@ class RentOrOwn:
     """Above it owning is cheaper; above 1 it never is."""
     own_usd_per_h: Spread | None
     on_demand_usd_per_h: Quantity | None
-    reserved_usd_per_h: Quantity | None
+    reserved_usd_per_h: Spread | None
+    """After discounts and credits."""
     published_own_usd_per_h: tuple[float, float] | None
     """Others' total cost of ownership: a cross-check, no input."""
     missing: str = ""
@@ -81,16 +87,27 @@ class RentOrOwn:
 
 
 @dataclass(frozen=True, slots=True)
+class SecondSource:
+    """Expected cost of a late order without and with the option on a second supplier; the difference is its worth."""
+
+    scenario: str
+    without_usd: Spread
+    with_usd: Spread
+    worth_usd: Spread
+
+
+@dataclass(frozen=True, slots=True)
 class Analysis:
     scenarios: tuple[Scenario, ...]
+    labels: tuple[str, ...]
+    """Of the scenarios."""
     names: tuple[str, ...]
     drawn: tuple[Tco, ...]
     central: tuple[Tco, ...]
     """At the median of every input."""
     decisions: tuple[Decision, ...]
     rent_or_own: tuple[RentOrOwn, ...]
-    second_sources: tuple[tuple[str, Spread], ...]
-    """Scenario and what the option on a second supplier is worth in it."""
+    second_sources: tuple[SecondSource, ...]
     placed: tuple[Placed, ...]
 
     @property
@@ -103,28 +120,53 @@ def analyse(scenarios: Sequence[Scenario], num_draws: int = NUM_DRAWS) -> Analys
     check_comparable(scenarios)
     seed = scenarios[0].file.seed
     centres = [central_values(s.quantities) for s in scenarios]
-    values = [draw_values(s.quantities, s.correlations, num_draws, seed) for s in scenarios]
+    correlations = tuple(dict.fromkeys(c for s in scenarios for c in s.correlations))
+    values = draw_together([s.quantities for s in scenarios], correlations, num_draws, seed)
     drawn = _price(scenarios, values)
     central = _price(scenarios, centres)
+    labels = scenario_labels(scenarios)
     alone = len(scenarios) == 1
-    names = [f.name if alone else f"{s.file.name}: {f.name}" for s in scenarios for f in s.file.fleets]
+    names = [
+        f.name if alone else f"{label}: {f.name}"
+        for label, s in zip(labels, scenarios, strict=True)
+        for f in s.file.fleets
+    ]
     decisions = [_decide(scenarios, centres, i, names[i], drawn, central) for i in range(1, len(drawn))]
-    rents = [r for s in scenarios for r in rent_or_own(s, num_draws)]
+    rents = [r for s, v in zip(scenarios, values, strict=True) for r in rent_or_own(s, v)]
     placed = tuple(p for s, v in zip(scenarios, values, strict=True) for p in place(s, v))
     options = [
-        (s.file.name, spread(second_source_value(v)))
-        for s, v in zip(scenarios, values, strict=True)
+        second_source(label, v)
+        for label, s, v in zip(labels, scenarios, values, strict=True)
         if s.file.second_source
     ]
     return Analysis(
-        tuple(scenarios), tuple(names), drawn, central, tuple(decisions), tuple(rents), tuple(options), placed
+        tuple(scenarios),
+        labels,
+        tuple(names),
+        drawn,
+        central,
+        tuple(decisions),
+        tuple(rents),
+        tuple(options),
+        placed,
     )
 
 
-def second_source_value(values: Values) -> Amount:
-    """Expected cost without the option less that with it."""
+def scenario_labels(scenarios: Sequence[Scenario]) -> tuple[str, ...]:
+    """Their names; with file, and place in the comparison, where two have the same: a copied file keeps its name."""
+    names = [s.file.name for s in scenarios]
+    files = [f"{s.file.name} ({Path(s.source).name})" for s in scenarios]
+    return tuple(
+        name if names.count(name) == 1 else file if files.count(file) == 1 else f"{file} #{i}"
+        for i, (name, file) in enumerate(zip(names, files, strict=True), start=1)
+    )
+
+
+def second_source(scenario: str, values: Values) -> SecondSource:
+    """Expected cost without the option, with it, and the difference."""
     names = ("late_ratio", "cost_of_late_usd", "divertible_ratio", "cost_of_diverting_usd")
-    return second_source_value_usd(*(values[f"second_source.{name}"] for name in names))
+    without, chosen = second_source_usd(*(values[f"second_source.{name}"] for name in names))
+    return SecondSource(scenario, spread(without), spread(chosen), spread(without - chosen))
 
 
 def _price(scenarios: Sequence[Scenario], values: Sequence[Values]) -> tuple[Tco, ...]:
@@ -152,12 +194,13 @@ def _decide(
     found = []
     for path, q in _levers(scenarios).items():
         low, high = max(q.central / SEARCH_FACTOR, q.limits[0]), min(q.central * SEARCH_FACTOR, q.limits[1])
-        if len(set(at(path, np.array([low, q.central, high])).tolist())) == 1:
-            continue  # this fleet and the first do not depend on it
-        crossing = break_even(partial(at, path), low, high)
-        found.append(BreakEven(path, q.central, crossing, low, high))
+        if np.ptp(at(path, np.linspace(low, high, 21))) < ROUNDING:
+            continue  # this fleet and the first do not depend on it, or cost the same whatever it is
+        found.append(BreakEven(path, q.central, break_evens(partial(at, path), low, high), low, high))
     swings = tornado([s.quantities for s in scenarios], saving)
-    return Decision(name, compare(drawn[0], drawn[i]), compare(central[0], central[i]), swings, tuple(found))
+    return Decision(
+        name, compare(drawn[0], drawn[i]), returns_on_difference(central[0], central[i]), swings, tuple(found)
+    )
 
 
 def _levers(scenarios: Sequence[Scenario]) -> dict[str, Quantity]:
@@ -178,33 +221,38 @@ def _levers(scenarios: Sequence[Scenario]) -> dict[str, Quantity]:
     }
 
 
-def rent_or_own(scenario: Scenario, num_draws: int = NUM_DRAWS) -> tuple[RentOrOwn, ...]:
-    """For each GPU that the scenario lists: NPV of owning / NPV of renting every hour on demand.
+def rent_or_own(scenario: Scenario, values: Values) -> tuple[RentOrOwn, ...]:
+    """For each GPU that the scenario lists: what owning an hour costs / what renting an hour on demand costs.
 
     On demand only used hours are paid, so that this ratio is the utilisation at which both cost the same.
     """
-    if not scenario.file.rent_or_own:
-        return ()
-    values = draw_values(scenario.quantities, scenario.correlations, num_draws, scenario.file.seed)
-    found = []
-    for gpu in scenario.file.rent_or_own:
-        price, on_demand, reserved = (
-            scenario.quantities.get(f"gpus.{gpu}.{name}")
-            for name in ("price_usd", "on_demand_usd_per_h", "reserved_usd_per_h")
-        )
-        published = find_gpu(gpu).own_usd_per_h
-        missing = [name for name, q in (("purchase", price), ("on-demand", on_demand)) if q is None]
-        own = spread(_own_usd_per_h(scenario, gpu, values)) if price else None
-        if missing:
-            found.append(
-                RentOrOwn(gpu, None, own, on_demand, reserved, published, f"no {' or '.join(missing)} price")
-            )
-            continue
-        share = spread(_own_usd_per_h(scenario, gpu, values) / values[f"gpus.{gpu}.on_demand_usd_per_h"])
-        found.append(RentOrOwn(gpu, share, own, on_demand, reserved, published))
-    return tuple(found)
+    return tuple(_rent_or_own(scenario, gpu, values) for gpu in scenario.file.rent_or_own)
 
 
-def _own_usd_per_h(scenario: Scenario, gpu: str, values: Values) -> Amount:
-    """Levelised over every hour, used or not."""
-    return price_fleet(bind_one(scenario, gpu, values)).annualised_usd / HOURS_PER_YEAR
+def _rent_or_own(scenario: Scenario, gpu: str, values: Values) -> RentOrOwn:
+    price, on_demand, reserved = (
+        scenario.quantities.get(f"gpus.{gpu}.{name}")
+        for name in ("price_usd", "on_demand_usd_per_h", "reserved_usd_per_h")
+    )
+    own = _usd_per_h(scenario, gpu, values, "buy") if price else None
+    rent = _usd_per_h(scenario, gpu, values, "on-demand") if on_demand else None
+    contract = _usd_per_h(scenario, gpu, values, "reserved") if reserved else None
+    missing = [name for name, q in (("purchase", own), ("on-demand", rent)) if q is None]
+    return RentOrOwn(
+        gpu,
+        None if own is None or rent is None else spread(own / rent),
+        None if own is None else spread(own),
+        on_demand,
+        None if contract is None else spread(contract),
+        find_gpu(gpu).own_usd_per_h,
+        f"no {' or '.join(missing)} price" if missing else "",
+    )
+
+
+def _usd_per_h(scenario: Scenario, gpu: str, values: Values, terms: Terms) -> NDArray[np.float64]:
+    """Levelised over every hour that the GPU is there, used or not; before tax, as rents are quoted."""
+    fleet = bind_one(scenario, gpu, values, terms)
+    c = fleet.conventions
+    hours = npv(live_ratio(fleet.groups[0], c.horizon_years), c.wacc_ratio, c.operating_times)
+    kept = 1.0 - np.asarray(c.tax_ratio)
+    return np.asarray(price_fleet(fleet).npv_usd / hours / HOURS_PER_YEAR / kept)

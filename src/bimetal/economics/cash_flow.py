@@ -52,9 +52,9 @@ class Conventions:
         return (
             f"NPV is cash only over {self.horizon_years} years: CapEx out, discounted resale in; no depreciation",
             f"{money}; WACC {rate:.1%} {self.terms}; "
-            f"{f'after tax at {tax:.0%}, straight-line allowance' if tax else 'before tax'}",
+            f"{f'after tax at {tax:.0%}, written off evenly over the years of use' if tax else 'before tax'}",
             f"purchases at the start and resale at the end of a year, running costs at {self.flows.replace('-', ' of the ')}",
-            "$ per million output tokens = NPV of costs / present value of tokens (levelised)",
+            f"$ per million output tokens = NPV of costs / present value of tokens{' / (1 - tax rate)' if tax else ''}",
         )
 
 
@@ -92,8 +92,10 @@ def annuity_factor(rate_ratio: float, num_years: int) -> float:
     return rate_ratio / (1 - (1 + rate_ratio) ** -num_years)
 
 
-def irr(flows_usd: ArrayLike) -> float | None:
+def irr(flows_usd: ArrayLike, times_years: ArrayLike | None = None) -> float | None:
     """The rate at which NPV is 0; None where flows never change sign, or change it more than once.
+
+    Times rise; they are 0, 1, 2, ... if not given.
 
     >>> irr([-100, 60, 60]), irr([100, 60])
     (0.130662, None)
@@ -103,29 +105,34 @@ def irr(flows_usd: ArrayLike) -> float | None:
     if np.count_nonzero(np.diff(signs)) != 1:
         return None
     low, high = IRR_LOW, IRR_HIGH
-    rising = float(npv(flows, low)) < float(npv(flows, high))
-    if float(npv(flows, low)) * float(npv(flows, high)) > 0:
+    at_low, at_high = (float(npv(flows, rate, times_years)) for rate in (low, high))
+    rising = at_low < at_high
+    if (at_low > 0) == (at_high > 0):
         return None
     for _ in range(IRR_STEPS):
         middle = (low + high) / 2
-        if (float(npv(flows, middle)) < 0) == rising:
+        if (float(npv(flows, middle, times_years)) < 0) == rising:
             low = middle
         else:
             high = middle
     return round((low + high) / 2, 6)
 
 
-def payback_years(flows_usd: ArrayLike) -> float | None:
-    """When undiscounted flows have paid back, within a year by proportion; None: never.
+def payback_years(flows_usd: ArrayLike, times_years: ArrayLike | None = None) -> float | None:
+    """When undiscounted flows have paid back, by proportion between two flows; None: never.
+
+    Times rise; they are 0, 1, 2, ... if not given.
 
     >>> payback_years([-100, 40, 40, 40]), payback_years([-100, 10])
     (2.5, None)
     """
     flows = np.asarray(flows_usd, dtype=np.float64)
+    times = np.arange(len(flows)) if times_years is None else np.asarray(times_years, dtype=np.float64)
     balance = np.cumsum(flows)
-    if balance[0] >= 0:
+    start = int(np.argmax(flows != 0))
+    if balance[start] >= 0:
         return 0.0
-    for year in range(1, len(flows)):
-        if balance[year] >= 0:
-            return float(year - 1 - balance[year - 1] / flows[year])
+    for i in range(start + 1, len(flows)):
+        if balance[i] >= 0:
+            return float(times[i - 1] - balance[i - 1] / flows[i] * (times[i] - times[i - 1]))
     return None

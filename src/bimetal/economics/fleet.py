@@ -133,5 +133,19 @@ def missing_ratio(group: Group, num_years: int) -> Flows:
     return missing
 
 
-def capacity_tokens_per_s(group: Group) -> Amount:
-    return group.num_gpus * group.output_tokens_per_s * (1.0 - group.throughput_cost_ratio)
+def capacity_tokens_per_s(fleet: FleetInputs) -> Flows:
+    """[..., years]: output tokens that the fleet could serve at full load, with what is rented while GPUs are missing."""
+    years = fleet.conventions.horizon_years
+    capacity: Flows = np.zeros(years)
+    for g in fleet.groups:
+        here = live_ratio(g, years) + missing_ratio(g, years) * column(fleet.waiting.bridged_ratio)
+        full = g.num_gpus * g.output_tokens_per_s * (1.0 - g.throughput_cost_ratio)
+        capacity = capacity + column(full) * here
+    return np.asarray(capacity * column(fleet.throughput_ratio))
+
+
+def used_ratio(fleet: FleetInputs) -> Flows:
+    """[..., years]: share of the capacity at work: the utilisation, or less where demand is less."""
+    with np.errstate(divide="ignore"):  # no capacity: demand does not limit it
+        wanted = column(fleet.demand_tokens_per_s) / capacity_tokens_per_s(fleet)
+    return np.asarray(np.minimum(column(fleet.utilisation_ratio), wanted))

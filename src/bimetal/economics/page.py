@@ -10,12 +10,19 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from bimetal.economics.analysis import Analysis, Decision
+from bimetal.economics.caveats import conventions, doubts
 from bimetal.economics.tco import by_level
 from bimetal.economics.uncertainty import spread
 from bimetal.units import MEGA
 
 COLOURS = ("#2a78d6", "#d9622b", "#3a9d5d", "#8a5cc2", "#b5892b", "#5f6b7a")
-LEVELS = {"chip": "chips", "system": "rest of the system", "running": "running costs", "resale": "resale"}
+LEVELS = {
+    "chip": "chips",
+    "system": "rest of the system",
+    "running": "running costs",
+    "resale": "resale",
+    "revenue": "revenue",
+}
 NUM_BINS = 60
 TORNADO_ROWS = 8
 STYLE = """
@@ -27,7 +34,7 @@ section{min-width:0;border:1px solid #d8dee6;border-radius:8px;padding:12px;over
 .scroll{overflow-x:auto}table{border-collapse:collapse;margin:.5em 0 1em}
 td,th{padding:4px 12px 4px 0;text-align:right;white-space:nowrap;border-bottom:1px solid #e6eaef}
 td:first-child,th:first-child{text-align:left}
-details{margin:1em 0}
+details{margin:1em 0}.doubt{color:#a5480a;overflow-wrap:anywhere}
 """
 
 RESIZE = "<script>addEventListener('load',()=>dispatchEvent(new Event('resize')))</script>"
@@ -56,7 +63,8 @@ def render_page(analysis: Analysis) -> str:
         charts.append(("Utilisation above which owning beats on-demand rental", _rent_or_own(analysis)))
     title = escape(", ".join(s.file.name for s in analysis.scenarios))
     about = "".join(f"<p>{escape(s.file.about)}</p>" for s in analysis.scenarios)
-    conventions = "".join(f"<li>{escape(x)}</li>" for x in analysis.central[0].fleet.conventions.lines())
+    said = "".join(f"<li>{escape(x)}</li>" for x in conventions(analysis))
+    said += "".join(f'<li class="doubt">{escape(x)}</li>' for x in doubts(analysis))
     blocks = "".join(
         f"<section><h2>{escape(name)}</h2>{figure.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG)}</section>"
         for name, figure in charts
@@ -65,7 +73,7 @@ def render_page(analysis: Analysis) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>TCO: {title}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>"
-        f"<h1>{title}</h1>{about}<ul>{conventions}</ul>{_totals(analysis)}"
+        f"<h1>{title}</h1>{about}<ul>{said}</ul>{_totals(analysis)}"
         f'<div class="charts">{blocks}</div>{_inputs(analysis)}{RESIZE}</body></html>\n'
     )
 
@@ -94,6 +102,7 @@ def _levels(analysis: Analysis) -> go.Figure:
     bars = [
         go.Bar(name=label, x=list(analysis.names), y=[float(f.get(level, 0.0)) * per_usd for f in found])
         for level, label in LEVELS.items()
+        if level != "revenue" or any(tco.earns for tco in analysis.central)
     ]
     return _figure(bars, barmode="relative")
 

@@ -6,13 +6,14 @@ Knows memory and cost per token. Whether a GPU meets a latency is asked of the p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bimetal.catalog.hardware import find_gpu
+from bimetal.economics.binding import bind_one
 from bimetal.economics.cash_flow import Amount
-from bimetal.economics.scenario import Scenario, bind_one
+from bimetal.economics.scenario import Scenario
 from bimetal.economics.scenario_file import PlacementRule
 from bimetal.economics.tco import price_fleet
 from bimetal.economics.uncertainty import Spread, Values, spread
@@ -73,4 +74,6 @@ def _place(scenario: Scenario, rule: PlacementRule, values: Values) -> Placed:
 
 
 def _usd_per_million(scenario: Scenario, gpu: str, values: Values) -> Amount:
-    return price_fleet(bind_one(scenario, gpu, values)).usd_per_million_output_tokens
+    """At the scenario's utilisation."""
+    fleet = replace(bind_one(scenario, gpu, values), utilisation_ratio=values["workload.utilisation_ratio"])
+    return price_fleet(fleet).usd_per_million_output_tokens

@@ -36,16 +36,17 @@ def average_wait_months(parts: Sequence[tuple[Amount, Amount]]) -> Amount:
     return sum((share * months for share, months in parts), 0.0)
 
 
-def second_source_value_usd(
+def second_source_usd(
     late_ratio: Amount, cost_of_late_usd: Amount, divertible_ratio: Amount, cost_of_diverting_usd: Amount
-) -> Amount:
-    """Expected cost without a second source less that with one: an option, used only where it is cheaper.
+) -> tuple[Amount, Amount]:
+    """Expected cost without and with a second source: an option, used only where it is cheaper.
 
     Without: P(late) x cost. With: P(late) x ((1 - divertible) x cost + min(divertible x cost, cost of diverting)).
 
-    >>> second_source_value_usd(0.25, 1_000_000, 0.5, 100_000)
-    100000.0
+    >>> without, chosen = second_source_usd(0.25, 1_000_000, 0.5, 100_000)
+    >>> float(without), float(chosen)
+    (250000.0, 150000.0)
     """
     diverted_cost = np.minimum(divertible_ratio * cost_of_late_usd, cost_of_diverting_usd)
-    value: Amount = late_ratio * (divertible_ratio * cost_of_late_usd - diverted_cost)
-    return float(value) if np.ndim(value) == 0 else value
+    kept_cost = (1.0 - divertible_ratio) * cost_of_late_usd
+    return late_ratio * cost_of_late_usd, late_ratio * (kept_cost + diverted_cost)

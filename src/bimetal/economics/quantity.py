@@ -20,6 +20,8 @@ from pydantic import BeforeValidator
 SHAPES = (("value",), ("low", "high"), ("low", "mode", "high"), ("mean", "sd"), ("p10", "p90"))
 NORMAL_P90 = NormalDist().inv_cdf(0.9)
 QUANTILE_STEPS = 10_001
+LEAST, MOST = 1e-6, 1e15
+"""Nothing on this earth costs more, and sums of such amounts stay finite; what is divided by is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ class Quantity:
             mean, sd = self.numbers
             found = mean + sd * normal_quantile(u)
         else:
-            centre = math.log(self.numbers[0] * self.numbers[1]) / 2
-            sd = math.log(self.numbers[1] / self.numbers[0]) / (2 * NORMAL_P90)
+            low, high = (math.log(x) for x in self.numbers)
+            centre, sd = (low + high) / 2, (high - low) / (2 * NORMAL_P90)
             found = np.exp(centre + sd * normal_quantile(u))
         return np.clip(found, *self.limits)
 
@@ -101,7 +103,7 @@ def fixed(value: float, source: str = "", date: str = "") -> Quantity:
 
 def parse_quantity(given: object, low: float, high: float) -> Quantity:
     """ValueError says what was given and what is allowed."""
-    allowed = f"a number in [{low:g}, {high:g}]" if math.isfinite(high) else f"a number of at least {low:g}"
+    allowed = f"a number in [{low:g}, {high:g}]"
     if isinstance(given, Quantity):
         return given
     if not isinstance(given, dict):
@@ -125,11 +127,17 @@ def parse_quantity(given: object, low: float, high: float) -> Quantity:
     return Quantity(shape, numbers, str(given.get("source", "the scenario")), when, (low, high))
 
 
+def shorten(text: str, most: int = 60) -> str:
+    """
+    >>> shorten("1" * 400, 8)
+    '11111111...'
+    """
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def _number(given: object, name: str, low: float, high: float, allowed: str) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given <= high:
-        raise ValueError(f"{name}must be {allowed}, got {given!r}")
-    if not math.isfinite(given):
-        raise ValueError(f"{name}must be {allowed} and finite, got {given!r}")
+        raise ValueError(f"{name}must be {allowed}, got {shorten(repr(given))}")
     return float(given)
 
 
@@ -138,7 +146,12 @@ def _within(low: float, high: float) -> BeforeValidator:
 
 
 Ratio = Annotated[Quantity, _within(0.0, 1.0)]
-Positive = Annotated[Quantity, _within(0.0, math.inf)]
+SomeRatio = Annotated[Quantity, _within(LEAST, 1.0)]
+"""Of what a cost per token is divided by: nothing served has no cost per token."""
+PartRatio = Annotated[Quantity, _within(0.0, 0.99)]
+"""Of a tax or a loss: some must be left."""
+Positive = Annotated[Quantity, _within(0.0, MOST)]
+Some = Annotated[Quantity, _within(LEAST, MOST)]
 Pue = Annotated[Quantity, _within(1.0, 5.0)]
 Rate = Annotated[Quantity, _within(-0.5, 1.0)]
 """WACC and inflation: real rates may be below 0."""

@@ -11,13 +11,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bimetal.economics.fleet import Terms
-from bimetal.economics.quantity import Positive, Pue, Rate, Ratio, fixed
+from bimetal.economics.quantity import PartRatio, Positive, Pue, Rate, Ratio, Some, SomeRatio, fixed
 
 ZERO, ONE = fixed(0, "default"), fixed(1, "default")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Currency(_Strict):
@@ -30,16 +30,18 @@ class Currency(_Strict):
     def _needs_a_rate(self) -> Currency:
         if self.name != "USD" and "per_usd" not in self.model_fields_set:
             raise ValueError(f"{self.name} needs per_usd, its rate: how many {self.name} one USD buys")
+        if self.name == "USD" and self.per_usd != 1:
+            raise ValueError(f"one USD buys 1 USD, not {self.per_usd:g}: give the other currency's name")
         return self
 
 
 class Finance(_Strict):
-    horizon_years: int = Field(ge=1, le=30)
+    horizon_years: int = Field(ge=1, le=30, strict=True)
     wacc_ratio: Rate
     flows: Literal["end-year", "mid-year"] = "end-year"
     terms: Literal["nominal", "real"] = "nominal"
     inflation_ratio: Rate = ZERO
-    tax_ratio: Ratio = ZERO
+    tax_ratio: PartRatio = ZERO
 
     @model_validator(mode="after")
     def _real_has_no_inflation(self) -> Finance:
@@ -85,8 +87,8 @@ class SiteFields(_Strict):
 
 
 class Workload(_Strict):
-    utilisation_ratio: Ratio
-    demand_output_tokens_per_s: Positive | None = None
+    utilisation_ratio: SomeRatio
+    demand_output_tokens_per_s: Some | None = None
     """None: all that the fleet can serve."""
     input_tokens_per_output_token: Positive = ONE
     """Stated with results; capacity must have been measured at it."""
@@ -94,11 +96,11 @@ class Workload(_Strict):
 
 
 class Discount(_Strict):
-    """Off the list price, or off what the discounts before it left."""
+    """Off the list price, or off what the discounts before it left. (`on` would be a boolean in YAML.)"""
 
-    name: str
+    name: str = Field(min_length=1)
     ratio: Ratio
-    on: Literal["price", "on-demand", "reserved"] = "price"
+    applies_to: Literal["price", "on-demand", "reserved"] = "price"
     base: Literal["list", "remaining"]
 
 
@@ -108,13 +110,13 @@ class GpuFields(_Strict):
     price_usd: Positive | None = None
     on_demand_usd_per_h: Positive | None = None
     reserved_usd_per_h: Positive | None = None
-    output_tokens_per_s: Positive | None = None
+    output_tokens_per_s: Some | None = None
     server_usd: Positive = ZERO
     server_w: Positive = ZERO
     tdp_w: Positive | None = None
     draw_ratio: Ratio = ONE
     power_cut_ratio: Ratio = ZERO
-    throughput_cost_ratio: Ratio = ZERO
+    throughput_cost_ratio: PartRatio = ZERO
     support_ratio: Ratio = ZERO
     failure_ratio: Ratio = ZERO
     residual_3y_ratio: Ratio = ZERO
@@ -122,7 +124,7 @@ class GpuFields(_Strict):
     successor_drop_ratio: Ratio = ZERO
     lead_time_weeks: Positive | Literal["catalogue"] = ZERO
     deposit_ratio: Ratio = ZERO
-    uptime_ratio: Ratio = ONE
+    uptime_ratio: SomeRatio = ONE
     promised_uptime_ratio: Ratio = ZERO
     sla_credit_ratio: Ratio = ZERO
     discounts: tuple[Discount, ...] = ()
@@ -130,18 +132,18 @@ class GpuFields(_Strict):
 
 class GroupFields(_Strict):
     gpu: str
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=10_000_000, strict=True)
     terms: Terms = "buy"
     years: tuple[int, int] | None = None
     """Half-open; None: the whole horizon."""
 
 
 class FleetFields(_Strict):
-    name: str
+    name: str = Field(min_length=1)
     groups: tuple[GroupFields, ...] = Field(min_length=1)
     plan: Path | None = None
     """Gives output tokens per second for GPUs in the plan's proportions."""
-    throughput_ratio: Positive = ONE
+    throughput_ratio: Some = ONE
     stack_usd_per_year: Positive = ZERO
     qualification_usd: Positive = ZERO
 
@@ -202,7 +204,7 @@ class Serving(_Strict):
 
 
 class ScenarioFile(_Strict):
-    name: str
+    name: str = Field(min_length=1)
     about: str = ""
     currency: Currency = Currency()
     finance: Finance
@@ -218,4 +220,4 @@ class ScenarioFile(_Strict):
     rent_or_own: tuple[str, ...] = ()
     """GPUs whose break-even utilisation against on-demand rental is printed."""
     compare_per: Literal["token", "fleet"] = "token"
-    seed: int = 0
+    seed: int = Field(0, ge=0, strict=True)

@@ -6,14 +6,14 @@ are (uncertainty): any amount may be an array of draws, and then so is every res
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bimetal.economics.cash_flow import Flows, discount, irr, npv, payback_years
-from bimetal.economics.fleet import FleetInputs, capacity_tokens_per_s, column, live_ratio, missing_ratio
+from bimetal.economics.fleet import FleetInputs, capacity_tokens_per_s, used_ratio
 from bimetal.economics.lines import Level, Line, after_tax, fleet_lines, group_lines
 from bimetal.units import HOURS_PER_YEAR, MEGA, S_PER_HOUR
 
@@ -46,8 +46,21 @@ class Tco:
 
     @property
     def npv_usd(self) -> Flows:
-        """Of all costs, less resale and revenue."""
+        """Of all costs, less resale. Revenue is no part of it: it would hide in a cost per token."""
         return self._sum("chip", "system", "running", "resale")
+
+    @property
+    def revenue_usd(self) -> Flows:
+        """Present value, after tax where that is modelled."""
+        return -self._sum("revenue")
+
+    @property
+    def profit_usd(self) -> Flows:
+        return np.asarray(self.revenue_usd - self.npv_usd)
+
+    @property
+    def earns(self) -> bool:
+        return any(line.level == "revenue" for line in self.lines)
 
     @property
     def annualised_usd(self) -> Flows:
@@ -63,10 +76,12 @@ class Tco:
 
     @property
     def usd_per_million_output_tokens(self) -> Flows:
-        return self.npv_usd / self.tokens_present * MEGA
+        """What would have to be charged, before tax on it: the tax that costs save is not saved on the charge."""
+        kept = 1.0 - np.asarray(self.fleet.conventions.tax_ratio)
+        return np.asarray(self.npv_usd / self.tokens_present / kept * MEGA)
 
     def yearly_usd(self) -> NDArray[np.float64]:
-        """[years + 1]: costs by the year in which they fall due, 0 for today; of the medians if there are draws."""
+        """[years + 1]: costs less revenue by the year in which they fall due, 0 for today; of medians if there are draws."""
         years = np.zeros(self.fleet.conventions.horizon_years + 1)
         for line in self.lines:
             usd, times = np.broadcast_arrays(line.usd, line.times_years)
@@ -87,14 +102,10 @@ class Comparison:
     tco_usd: Flows
     tokens_ratio: Flows
     """Tokens delivered over the baseline's."""
-    irr: float | None
-    """Of spending the difference, where one fleet costs more at first and less later."""
-    payback_years: float | None
 
 
 def compare(baseline: Tco, other: Tco) -> Comparison:
     """Every saving is shown on chip, on system, on TCO, and per token."""
-    extra = baseline.yearly_usd() - other.yearly_usd()
     with np.errstate(divide="ignore", invalid="ignore"):
         return Comparison(
             chip_ratio=1 - other.chip_usd / baseline.chip_usd,
@@ -103,22 +114,59 @@ def compare(baseline: Tco, other: Tco) -> Comparison:
             per_token_ratio=1 - other.usd_per_million_output_tokens / baseline.usd_per_million_output_tokens,
             tco_usd=baseline.npv_usd - other.npv_usd,
             tokens_ratio=other.tokens.sum(axis=-1) / baseline.tokens.sum(axis=-1),
-            irr=irr(extra) if extra[0] < 0 else None,
-            payback_years=payback_years(extra) if extra[0] < 0 else None,
         )
+
+
+def dated_flows(gains: Sequence[Line], losses: Sequence[Line]) -> tuple[Flows, Flows]:
+    """Times and USD of one set of lines less another, at the median; times rise, flows due together are one."""
+    found: dict[float, float] = {0.0: 0.0}
+    for sign, line in [(1.0, x) for x in gains] + [(-1.0, x) for x in losses]:
+        usd, times = (np.asarray(x) for x in np.broadcast_arrays(line.usd, line.times_years))
+        if usd.ndim > 1:
+            usd, times = np.median(usd, axis=0), np.median(times, axis=0)
+        for t, amount in zip(times.tolist(), usd.tolist(), strict=True):
+            at = round(t, 9)
+            found[at] = found.get(at, 0.0) + sign * amount
+    order = sorted(found)
+    return np.array(order), np.array([found[t] for t in order])
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """Of money spent at first; None where it does not come back."""
+
+    irr: float | None
+    payback_years: float | None
+
+
+def returns(tco: Tco) -> Returns:
+    """Of a fleet that earns revenue."""
+    return _returns(*dated_flows((), tco.lines)) if tco.earns else Returns(None, None)
+
+
+def returns_on_difference(baseline: Tco, other: Tco) -> Returns:
+    """Of spending more on the other fleet at first, to spend less later; None where it does not cost more at first."""
+    return _returns(*dated_flows(baseline.lines, other.lines))
+
+
+def _returns(times: Flows, flows: Flows) -> Returns:
+    first = flows[flows != 0][:1]
+    if not len(first) or first[0] > 0:
+        return Returns(None, None)
+    return Returns(irr(flows, times), payback_years(flows, times))
 
 
 def price_fleet(fleet: FleetInputs) -> Tco:
     """Lines of every group and of the fleet, then tokens = min(demand, capacity x utilisation)."""
     lines = [line for group in fleet.groups for line in group_lines(fleet, group)]
     lines += fleet_lines(fleet)
-    tokens = _delivered_tokens(fleet)
+    tokens = np.asarray(capacity_tokens_per_s(fleet) * used_ratio(fleet) * S_PER_YEAR)
     if np.any(np.asarray(fleet.usd_per_million_tokens) != 0):
         earned = tokens / MEGA * np.asarray(fleet.usd_per_million_tokens)[..., None]
         lines.append(
             Line(
                 "revenue",
-                "running",
+                "revenue",
                 "-(tokens / 1e6 x $ per million)",
                 ("workload.revenue_usd_per_million_output_tokens",),
                 -earned,
@@ -126,16 +174,6 @@ def price_fleet(fleet: FleetInputs) -> Tco:
             )
         )
     return Tco(fleet, after_tax(fleet, lines), tokens)
-
-
-def _delivered_tokens(fleet: FleetInputs) -> Flows:
-    years = fleet.conventions.horizon_years
-    capacity: Flows = np.zeros(years)
-    for group in fleet.groups:
-        here = live_ratio(group, years) + missing_ratio(group, years) * column(fleet.waiting.bridged_ratio)
-        capacity = capacity + column(capacity_tokens_per_s(group)) * here
-    served = capacity * column(fleet.throughput_ratio) * column(fleet.utilisation_ratio)
-    return np.asarray(np.minimum(column(fleet.demand_tokens_per_s), served) * S_PER_YEAR)
 
 
 def by_level(tco: Tco) -> Mapping[str, Flows]:

@@ -21,6 +21,8 @@ from bimetal.errors import ConfigError
 NUM_DRAWS = 10_000
 SCAN_STEPS = 1000
 ZOOMS = 5
+ROUNDING = 1e-12
+"""Differences of ratios that sums of floats may leave where there is none."""
 
 Values = Mapping[str, Amount]
 Correlation = tuple[str, str, float]
@@ -36,12 +38,23 @@ def draw_values(
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> dict[str, Amount]:
-    """Uncertain inputs as arrays [num_draws], the others as numbers.
+    """Uncertain inputs of one scenario as arrays [num_draws], the others as numbers."""
+    return draw_together([quantities], correlations, num_draws, seed)[0]
 
-    Ranks of correlated normal draws are spread evenly over each input's distribution, so that its quantiles are exact.
-    ConfigError where a correlation names no uncertain input or the matrix is impossible.
+
+def draw_together(
+    sets: Sequence[Mapping[str, Quantity]],
+    correlations: Sequence[Correlation] = (),
+    num_draws: int = NUM_DRAWS,
+    seed: int = 0,
+) -> list[dict[str, Amount]]:
+    """Draws of several scenarios, shared wherever they name the same input; correlations hold for all of them.
+
+    Ranks of correlated normal draws are spread evenly over each input's distribution, so that its quantiles are exact;
+    a correlation is thus one of ranks (a Gaussian copula). ConfigError where a correlation names no uncertain input, a
+    pair has two, or the matrix is impossible.
     """
-    uncertain = [name for name, q in quantities.items() if q.is_uncertain]
+    uncertain = list(dict.fromkeys(name for s in sets for name, q in s.items() if q.is_uncertain))
     normals = {name: _stream(name, num_draws, seed) for name in uncertain}
     named = sorted({name for a, b, _ in correlations for name in (a, b)})
     for name in named:
@@ -52,11 +65,11 @@ def draw_values(
     if named:
         mixed = correlation_root(named, correlations) @ np.array([normals[name] for name in named])
         normals |= dict(zip(named, mixed, strict=True))
-    values = central_values(quantities)
-    for name in uncertain:
-        ranks = np.argsort(np.argsort(normals[name]))
-        values[name] = quantities[name].quantile((ranks + 0.5) / num_draws)
-    return values
+    shares = {name: (np.argsort(np.argsort(x)) + 0.5) / num_draws for name, x in normals.items()}
+    return [
+        {name: q.quantile(shares[name]) if q.is_uncertain else q.central for name, q in quantities.items()}
+        for quantities in sets
+    ]
 
 
 def _stream(name: str, num_draws: int, seed: int) -> NDArray[np.float64]:
@@ -72,6 +85,8 @@ def correlation_root(names: Sequence[str], correlations: Sequence[Correlation]) 
     matrix = np.eye(len(names))
     for a, b, rho in correlations:
         i, j = names.index(a), names.index(b)
+        if matrix[i, j] not in (0.0, rho):
+            raise ConfigError(f"correlations: {a} and {b} have {matrix[i, j]:g} and {rho:g}: keep one")
         matrix[i, j] = matrix[j, i] = rho
     try:
         root = np.asarray(np.linalg.cholesky(matrix), dtype=np.float64)
@@ -132,26 +147,51 @@ def tornado(
             inputs.append(next(m[name] for m in moved if m))
             results.append(float(np.asarray(model([c | m for c, m in zip(centres, moved, strict=True)]))))
         swings.append(Swing(name, inputs[0], inputs[1], results[0], results[1]))
-    return tuple(sorted((s for s in swings if s.width > 0), key=lambda s: -s.width))
+    return tuple(sorted((s for s in swings if s.width > ROUNDING), key=lambda s: -s.width))
 
 
-def break_even(
-    difference: Callable[[NDArray[np.float64]], NDArray[np.float64]], low: float, high: float
-) -> float | None:
-    """The first point in [low, high] at which `difference` changes sign; None: nowhere.
+Difference = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
-    Evaluated at SCAN_STEPS points together, then again within the step that holds the change, until it is exact.
 
-    >>> round(break_even(lambda price: 3 * price - 6, 0, 10), 9)
-    2.0
+def break_evens(difference: Difference, low: float, high: float) -> tuple[float, ...]:
+    """Every point in [low, high] at which `difference` crosses 0, in order.
+
+    Evaluated at SCAN_STEPS points together, then again within each step that holds a change, until it is exact. A
+    stretch where the difference is 0 throughout counts with its ends; a jump across 0 counts, where it is not defined not.
+
+    >>> [round(x, 9) for x in break_evens(lambda price: 3 * price - 6, 0, 10)]
+    [2.0]
+    >>> [round(x, 9) for x in break_evens(lambda x: (x - 1) * (x - 3), 0, 10)]
+    [1.0, 3.0]
     """
+    points = np.linspace(low, high, SCAN_STEPS + 1)
+    signs = _signs(difference, points)
+    found = [_zoom(difference, points[i], points[i + 1]) for i in np.nonzero(signs[:-1] * signs[1:] < 0)[0]]
+    zero = np.concatenate([[False], signs == 0, [False]])
+    starts, ends = np.nonzero(zero[1:-1] & ~zero[:-2])[0], np.nonzero(zero[1:-1] & ~zero[2:])[0]
+    for start, end in zip(starts, ends, strict=True):
+        if start == end:
+            found.append(float(points[start]))
+            continue
+        found.append(_zoom(difference, points[start - 1], points[start]) if start > 0 else low)
+        found.append(_zoom(difference, points[end], points[end + 1]) if end < SCAN_STEPS else high)
+    return tuple(sorted(found))
+
+
+def _zoom(difference: Difference, low: float, high: float) -> float:
+    """The change of sign between two points."""
     for _ in range(ZOOMS):
         points = np.linspace(low, high, SCAN_STEPS + 1)
-        signs = np.sign(difference(points))
-        if np.any(signs == 0):
-            return float(points[np.argmax(signs == 0)])
+        signs = _signs(difference, points)
         changes = np.nonzero(signs[:-1] != signs[1:])[0]
         if not len(changes):
-            return None
+            break  # as exact as floats are
         low, high = float(points[changes[0]]), float(points[changes[0] + 1])
     return (low + high) / 2
+
+
+def _signs(difference: Difference, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """-1, 0 or 1; nan, which equals nothing, where the difference is not defined."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.asarray(difference(points), dtype=np.float64)
+    return np.asarray(np.where(np.abs(found) < ROUNDING, 0.0, np.sign(found)))

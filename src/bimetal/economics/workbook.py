@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openpyxl import Workbook
+from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 from openpyxl.styles import Font
 from openpyxl.worksheet.worksheet import Worksheet
 
-from bimetal.catalog.hardware import find_gpu
-from bimetal.economics.scenario import Scenario
+from bimetal.economics.scenario import Scenario, plan_rate_path
 from bimetal.economics.scenario_file import FleetFields, GroupFields
 from bimetal.economics.tco import S_PER_YEAR
 from bimetal.units import HOURS_PER_YEAR, KILO, MEGA, MONTHS_PER_YEAR, WEEKS_PER_YEAR
@@ -25,7 +25,7 @@ FIRST_ROW = 2
 SURCHARGES = ("network", "installation", "duty", "vat")
 
 Ref = Callable[[str], str]
-"""Path of an input to its cell; to its default where the file leaves it out."""
+"""Path of an input to its cell; to 0 where the scenario has no such input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Payment:
     level: str
     time: str
     amount: str
+    in_use: tuple[int, int] | None = None
+    """Of a purchase: the years [start, end) over which it is written off."""
 
 
 def write_workbook(scenario: Scenario, path: Path) -> None:
@@ -56,8 +58,14 @@ def write_workbook(scenario: Scenario, path: Path) -> None:
     book.save(path)
 
 
+def _text(given: str) -> str:
+    """As text whatever it starts with or holds: names and sources are the user's, and only ours are formulas."""
+    clean = ILLEGAL_CHARACTERS_RE.sub("?", given)
+    return f"'{clean}" if clean.startswith("=") else clean
+
+
 def _head(sheet: Worksheet, *titles: str) -> None:
-    sheet.append(titles)
+    sheet.append([_text(title) for title in titles])
     for cell in sheet[1]:
         cell.font = BOLD
     sheet.freeze_panes = "B2"
@@ -68,17 +76,16 @@ def _write_inputs(sheet: Worksheet, scenario: Scenario) -> Ref:
     _head(sheet, "input", "value (median)", "as given", "date", "source")
     cells = {}
     for name, q in scenario.quantities.items():
-        sheet.append([name, q.central, str(q), q.date, q.source])
+        sheet.append([_text(name), q.central, str(q), _text(q.date), _text(q.source)])
         cells[name] = f"inputs!$B${sheet.max_row}"
     for fleet in scenario.file.fleets:
         for i, group in enumerate(fleet.groups):
             name = _count_name(fleet, i)
-            sheet.append([name, group.count, group.gpu, "", "the scenario"])
+            sheet.append([_text(name), group.count, group.gpu, "", "the scenario"])
             cells[name] = f"inputs!$B${sheet.max_row}"
-    defaults = {f"gpus.{gpu}.tdp_w": repr(find_gpu(gpu).tdp_w) for gpu in scenario.file.gpus}
 
     def ref(path: str) -> str:
-        return cells.get(path) or defaults.get(path, "0")
+        return cells.get(path, "0")
 
     return ref
 
@@ -88,27 +95,32 @@ def _count_name(fleet: FleetFields, group: int) -> str:
 
 
 def _write_ledger(sheet: Worksheet, scenario: Scenario, fleet: FleetFields, ref: Ref) -> dict[str, str]:
-    """Payments, then tokens by year, then totals; returns where the totals are."""
+    """Capacity by year, payments, tokens by year, totals; returns where the totals are."""
     _head(sheet, "payment", "level", "time, years", "USD", "discount factor", "present value, USD")
+    years = scenario.file.finance.horizon_years
+    for y in range(1, years + 1):
+        capacity = f"={_capacity(scenario, fleet, y, ref)}"
+        sheet.append(
+            [f"capacity in tokens a second, year {y}", "capacity", f"={_time(scenario, y)}", capacity]
+        )
     payments = [p for i in range(len(fleet.groups)) for p in _group_payments(scenario, fleet, i, ref)]
     payments += _fleet_payments(scenario, fleet, ref)
-    payments += _revenue(scenario, fleet, ref)
+    payments += _revenue(scenario, ref)
     payments += list(_tax(scenario, payments, ref))
     wacc = ref("finance.wacc_ratio")
     for p in payments:
         row = sheet.max_row + 1
         sheet.append(
-            [p.label, p.level, f"={p.time}", f"={p.amount}", f"=(1+{wacc})^-C{row}", f"=D{row}*E{row}"]
+            [_text(p.label), p.level, f"={p.time}", f"={p.amount}", f"=(1+{wacc})^-C{row}", f"=D{row}*E{row}"]
         )
     last = sheet.max_row
-    years = scenario.file.finance.horizon_years
     for y in range(1, years + 1):
         row = sheet.max_row + 1
         cells = [
             f"output tokens, year {y}",
             "tokens",
             f"={_time(scenario, y)}",
-            f"={_tokens(scenario, fleet, y, ref)}",
+            f"={_tokens(scenario, y, ref)}",
         ]
         sheet.append([*cells, f"=(1+{wacc})^-C{row}", f"=D{row}*E{row}"])
     first_token = last + 1
@@ -125,15 +137,17 @@ def _write_ledger(sheet: Worksheet, scenario: Scenario, fleet: FleetFields, ref:
     total(
         "system_usd", "systems (CapEx)", f'SUMIF({levels},"chip",{values})+SUMIF({levels},"system",{values})'
     )
-    total("npv_usd", "TCO (NPV)", f"SUM({values})")
+    total("npv_usd", "TCO (NPV)", f'SUM({values})-SUMIF({levels},"revenue",{values})')
     tokens = f"{first_token}:F{first_token + years - 1}"
     discounts = f"SUM(E{first_token}:E{first_token + years - 1})"
     total("annualised_usd", "TCO a year", f"{totals['npv_usd']}/{discounts}")
     total(
         "usd_per_million_output_tokens",
         "per million output tokens",
-        f"{totals['npv_usd']}/SUM(F{tokens})*{MEGA:.0f}",
+        f"{totals['npv_usd']}/SUM(F{tokens})/(1-{ref('finance.tax_ratio')})*{MEGA:.0f}",
     )
+    total("revenue_usd", "revenue", f'-SUMIF({levels},"revenue",{values})')
+    total("profit_usd", "revenue less TCO", f"{totals['revenue_usd']}-{totals['npv_usd']}")
     return totals
 
 
@@ -164,7 +178,7 @@ def _discounted(scenario: Scenario, group: GroupFields, name: str, on: str, ref:
     listed = ref(f"{at}.{name}")
     price = listed
     for d in scenario.file.gpus[group.gpu].discounts:
-        if d.on == on:
+        if d.applies_to == on:
             base = listed if d.base == "list" else f"({price})"
             price = f"({price})-{base}*{ref(f'{at}.discounts.{d.name}.ratio')}"
     return f"({price})"
@@ -173,7 +187,7 @@ def _discounted(scenario: Scenario, group: GroupFields, name: str, on: str, ref:
 def _group_payments(scenario: Scenario, fleet: FleetFields, index: int, ref: Ref) -> list[Payment]:
     """As `lines.group_lines`."""
     group, file = fleet.groups[index], scenario.file
-    at, name = f"gpus.{group.gpu}", f"{group.count} x {group.gpu}"
+    at, name = f"gpus.{group.gpu}", f"groups[{index}], {group.gpu}"
     num, live = ref(_count_name(fleet, index)), range(1, file.finance.horizon_years + 1)
     start, end = _years(scenario, group)
 
@@ -196,9 +210,19 @@ def _group_payments(scenario: Scenario, fleet: FleetFields, index: int, ref: Ref
 
     if group.terms != "buy":
         rent = "on_demand_usd_per_h" if group.terms == "on-demand" else "reserved_usd_per_h"
-        paid = ref("workload.utilisation_ratio") if group.terms == "on-demand" else "1"
         usd_per_h = _discounted(scenario, group, rent, group.terms, ref)
-        return yearly("rent", f"{num}*{usd_per_h}*{HOURS_PER_YEAR}*{paid}*(1-{credit})", rises=False)
+        full = f"{num}*{usd_per_h}*{HOURS_PER_YEAR}*(1-{credit})"
+        if group.terms == "reserved":
+            return yearly("rent", full, rises=False)
+        return [
+            Payment(
+                f"{name}: rent, year {y}",
+                "running",
+                _time(scenario, y),
+                f"{full}*{_live(scenario, group, y, ref)}*{_used(scenario, y, ref)}",
+            )
+            for y in live
+        ]
 
     price, lead = _discounted(scenario, group, "price_usd", "price", ref), _lead(group, ref)
     hardware = f"{num}*({price}+{get('server_usd')})"
@@ -206,8 +230,14 @@ def _group_payments(scenario: Scenario, fleet: FleetFields, index: int, ref: Ref
     def once(label: str, level: str, amount: str) -> list[Payment]:
         deposit = get("deposit_ratio")
         return [
-            Payment(f"{name}: {label}, deposit", level, f"{start}", f"({amount})*{deposit}"),
-            Payment(f"{name}: {label}, on delivery", level, f"{start}+{lead}", f"({amount})*(1-{deposit})"),
+            Payment(f"{name}: {label}, deposit", level, f"{start}", f"({amount})*{deposit}", (start, end)),
+            Payment(
+                f"{name}: {label}, on delivery",
+                level,
+                f"{start}+{lead}",
+                f"({amount})*(1-{deposit})",
+                (start, end),
+            ),
         ]
 
     draw_w = f"{num}*({get('tdp_w')}*{get('draw_ratio')}*(1-{get('power_cut_ratio')})+{get('server_w')})"
@@ -240,7 +270,8 @@ def _group_payments(scenario: Scenario, fleet: FleetFields, index: int, ref: Ref
 def _fleet_payments(scenario: Scenario, fleet: FleetFields, ref: Ref) -> list[Payment]:
     """As `lines.fleet_lines`."""
     at = f"fleets.{fleet.name}"
-    payments = [Payment("qualify a second stack", "system", "0", ref(f"{at}.qualification_usd"))]
+    horizon = (0, scenario.file.finance.horizon_years)
+    payments = [Payment("qualify a second stack", "system", "0", ref(f"{at}.qualification_usd"), horizon)]
     bought = [(i, g) for i, g in enumerate(fleet.groups) if g.terms == "buy"]
     for y in range(1, scenario.file.finance.horizon_years + 1):
         time = _time(scenario, y)
@@ -261,57 +292,82 @@ def _fleet_payments(scenario: Scenario, fleet: FleetFields, ref: Ref) -> list[Pa
     return payments
 
 
-def _tokens(scenario: Scenario, fleet: FleetFields, year: int, ref: Ref) -> str:
-    """min(demand, capacity x utilisation) x seconds."""
+def _capacity(scenario: Scenario, fleet: FleetFields, year: int, ref: Ref) -> str:
+    """As `fleet.capacity_tokens_per_s`."""
     parts = []
+    planned = ref(plan_rate_path(fleet.name)) if fleet.plan else None
     for i, g in enumerate(fleet.groups):
         at = f"gpus.{g.gpu}"
         here = f"({_live(scenario, g, year, ref)}+{_missing(scenario, g, year, ref)}*{ref('waiting.bridged_ratio')})"
-        rate = f"{ref(f'{at}.output_tokens_per_s')}*{ref(f'{at}.uptime_ratio')}*(1-{ref(f'{at}.throughput_cost_ratio')})"
+        full = planned or ref(f"{at}.output_tokens_per_s")
+        rate = f"{full}*{ref(f'{at}.uptime_ratio')}*(1-{ref(f'{at}.throughput_cost_ratio')})"
         parts.append(f"{ref(_count_name(fleet, i))}*{rate}*{here}")
-    served = f"({'+'.join(parts)})*{ref(f'fleets.{fleet.name}.throughput_ratio')}*{ref('workload.utilisation_ratio')}"
+    return f"({'+'.join(parts)})*{ref(f'fleets.{fleet.name}.throughput_ratio')}"
+
+
+def _capacity_cell(year: int) -> str:
+    """On the fleet's own sheet, above the payments."""
+    return f"$D${FIRST_ROW + year - 1}"
+
+
+def _used(scenario: Scenario, year: int, ref: Ref) -> str:
+    """As `fleet.used_ratio`."""
+    utilisation = ref("workload.utilisation_ratio")
+    if scenario.file.workload.demand_output_tokens_per_s is None:
+        return utilisation
+    capacity = _capacity_cell(year)
+    demand = ref("workload.demand_output_tokens_per_s")
+    return f"IF({capacity}=0,{utilisation},MIN({utilisation},{demand}/{capacity}))"
+
+
+def _tokens(scenario: Scenario, year: int, ref: Ref) -> str:
+    """min(demand, capacity x utilisation) x seconds."""
+    served = f"{_capacity_cell(year)}*{ref('workload.utilisation_ratio')}"
     if scenario.file.workload.demand_output_tokens_per_s is not None:
         served = f"MIN({ref('workload.demand_output_tokens_per_s')},{served})"
     return f"{served}*{S_PER_YEAR}"
 
 
-def _revenue(scenario: Scenario, fleet: FleetFields, ref: Ref) -> list[Payment]:
+def _revenue(scenario: Scenario, ref: Ref) -> list[Payment]:
     price = ref("workload.revenue_usd_per_million_output_tokens")
     return [
         Payment(
             f"revenue, year {y}",
-            "running",
+            "revenue",
             _time(scenario, y),
-            f"-({_tokens(scenario, fleet, y, ref)})/{MEGA:.0f}*{price}",
+            f"-({_tokens(scenario, y, ref)})/{MEGA:.0f}*{price}",
         )
         for y in range(1, scenario.file.finance.horizon_years + 1)
     ]
 
 
 def _tax(scenario: Scenario, payments: list[Payment], ref: Ref) -> Iterator[Payment]:
-    """As `lines.after_tax`; nothing where the scenario is before tax."""
-    if scenario.quantities["finance.tax_ratio"].central == 0:
-        return
-    years, rate = scenario.file.finance.horizon_years, ref("finance.tax_ratio")
-    for p in payments:
-        if p.level in ("running", "resale"):
-            yield Payment(f"{p.label}: tax", p.level, p.time, f"-({p.amount})*{rate}")
+    """As `lines.after_tax`; there at a rate of 0 too, so that a rate typed in moves the totals."""
+    rate = ref("finance.tax_ratio")
+    for row, p in enumerate(payments, start=FIRST_ROW + scenario.file.finance.horizon_years):
+        if p.in_use is None:
+            yield Payment(f"{p.label}: tax", p.level, p.time, f"-$D${row}*{rate}")
         else:
-            for y in range(1, years + 1):
-                allowance = f"-({p.amount})*{rate}/{years}"
+            start, end = p.in_use
+            for y in range(start + 1, end + 1):
+                allowance = f"-$D${row}*{rate}/{end - start}"
                 yield Payment(f"{p.label}: tax, year {y}", "running", _time(scenario, y), allowance)
 
 
 def _write_summary(sheet: Worksheet, scenario: Scenario, totals: list[dict[str, str]]) -> None:
     """Fleets side by side, then what each saves against the first."""
     names = [fleet.name for fleet in scenario.file.fleets]
-    _head(sheet, "USD", *names)
+    _head(sheet, "USD, median inputs", *names)
     for key in totals[0]:
         sheet.append([key, *(f"={t[key]}" for t in totals)])
-    for key in totals[0]:
+    for key in (key for key in totals[0] if key not in ("revenue_usd", "profit_usd")):
         first = totals[0][key]
         sheet.append([f"saving: {key}", *(f'=IF({first}=0,"",1-{t[key]}/{first})' for t in totals)])
     rates = (scenario.file.finance.flows, scenario.file.finance.terms)
     sheet.append(
-        [f"{scenario.file.name}: cash only, {rates[0]} running costs, {rates[1]}; change column B of inputs"]
+        [
+            _text(
+                f"{scenario.file.name}: cash only, {rates[0]} running costs, {rates[1]}; change column B of inputs"
+            )
+        ]
     )
