@@ -153,7 +153,7 @@ def wait_p99_s(busy: Floats, service_s: Floats, cv2: float, replicas: Floats) ->
     return np.where(busy < 1, wait, np.inf)
 
 
-def largest_load(load: Load, limits: Limits, slack: Slack = Slack()) -> Floats:  # noqa: B008 (frozen)
+def largest_load(load: Load, limits: Limits, slack: Slack = Slack()) -> Floats:
     """[M] sequences decoded together at the largest rate within the limits; 0 where not even a trickle is."""
 
     def holds(n: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

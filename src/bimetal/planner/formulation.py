@@ -1,0 +1,239 @@
+"""The fleet decision as a mixed-integer program. Reads like the formulation in docs/planning.md.
+
+    minimise    sum_g  price_g per_node_g nodes_g + own_g owned_g
+    subject to
+    capacity    sum_c z_tkc                                             <= N_tk                     each template, limits
+    demand      sum_tk rate_tkc z_tkc                                   >= wanted_c served_c + loss_c + spare_c
+    loss        loss_c                                                  >= e_c wanted_c (served_c + mixed_c - 1)
+    alike       sum_(tk of composition p) rate_tkc z_tkc                <= M (pure_cp + mixed_c)
+    one of      sum_p pure_cp + mixed_c                                  = 1
+    gpus        sum_tk usage_tg N_tk + sum_f need_fg job_fg             <= owned_g + per_node_g nodes_g
+    jobs        sum_g job_fg                                             = 1
+    power       sum_g watts_g (owned_g + per_node_g nodes_g)            <= cap
+    budget      the objective above                                     <= budget
+    spare       spare_c >= rate_tkc used_tkc,   z_tkc <= most_tk used_tkc
+
+N, nodes integer; pure, mixed, job, used binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
+maximised. N_tk replicas of template t run to the limits of class k; z_tkc of them serve class c (time shared: step times are
+affine in what they hold, so that shares add up).
+
+Only templates in `core` appear so. Every other one is there without its integers (N = z, at the class's own limits), which
+makes the program a relaxation of the one over all templates: its bound holds for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bimetal.planner.milp import Floats, Indices, Milp, Solved
+from bimetal.planner.problem import Problem
+
+GOODPUT_TIE_BREAK = 1e-6
+"""Of a dollar an hour against a token per second: of equal goodput, the cheaper plan."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the variables are."""
+
+    run: dict[tuple[int, int], int]
+    """(t, k) to N."""
+    share: dict[tuple[int, int, int], int]
+    """(t, k, c) to z."""
+    rest: Indices
+    """Of continuous templates, in the order given."""
+    nodes: Indices
+    own: Indices
+    served: Indices
+    mixed: Indices
+    jobs: Indices
+    """[F, G]."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows whose duals price templates."""
+
+    demand: Indices
+    alike: Indices
+    """[C, P]."""
+    gpus: Indices
+
+
+@dataclass(frozen=True)
+class Program:
+    milp: Milp
+    columns: Columns
+    rows: Rows
+
+
+def formulate(problem: Problem, core: Sequence[int], rest: Sequence[tuple[int, int]]) -> Program:
+    """`core`: templates with their integers; `rest`: (template, class) pairs without."""
+    m = Milp()
+    G, C, P = len(problem.owned), len(problem.wanted), problem.num_kinds
+    maximise = problem.objective == "goodput"
+    weight = GOODPUT_TIE_BREAK if maximise else 1.0
+    node_usd = problem.price_usd_per_h * problem.per_node
+
+    nodes = m.variables(G, upper=problem.buyable_nodes, cost=weight * node_usd, integer=True)
+    own = m.variables(G, upper=problem.owned, cost=weight * problem.owned_usd_per_h)
+    goodput = -problem.wanted * problem.tokens if maximise else 0.0
+    served = m.variables(C, lower=0.0 if maximise else 1.0, upper=1.0, cost=goodput)
+    loss = m.variables(C)
+    mixed = m.variables(C, upper=1.0, integer=True)
+    possible = np.ones((C, P)) if maximise else _may_serve_alone(problem)
+    pure = m.variables(C * P, upper=possible.ravel(), integer=True).reshape(C, P)
+    allowed = np.isfinite(problem.jobs)
+    jobs = m.variables(allowed.size, upper=allowed.ravel().astype(float), integer=True).reshape(allowed.shape)
+    spare = m.variables(C, upper=[np.inf if wanted else 0.0 for wanted in problem.spare])
+
+    run, share = _core_variables(m, problem, core)
+    y = m.variables(len(rest))
+    t_rest = np.array([t for t, _ in rest], dtype=np.int64)
+    c_rest = np.array([c for _, c in rest], dtype=np.int64)
+    rate_rest = problem.rate[t_rest, c_rest, c_rest]
+    t_share = np.array([t for t, _, _ in share], dtype=np.int64)
+    k_share = np.array([k for _, k, _ in share], dtype=np.int64)
+    c_share = np.array([c for _, _, c in share], dtype=np.int64)
+    z = np.array(list(share.values()), dtype=np.int64)
+    rate = problem.rate[t_share, k_share, c_share]
+    t_run = np.array([t for t, _ in run], dtype=np.int64)
+    N = np.array(list(run.values()), dtype=np.int64)
+
+    for (t, k), column in run.items():  # capacity
+        shares = [share[t, k, c] for c in range(C) if (t, k, c) in share]
+        m.row([(shares, 1.0), (column, -1.0)], upper=0.0)
+
+    demand, alike = np.zeros(C, np.int64), np.zeros((C, P), np.int64)
+    for c in range(C):
+        mine, others = c_share == c, c_rest == c
+        supply = [(z[mine], rate[mine]), (y[others], rate_rest[others])]
+        wanted, extra = problem.wanted[c], problem.mixed_loss[c] / (1 - problem.mixed_loss[c])
+        demand[c] = m.row([*supply, (served[c], -wanted), (loss[c], -1.0), (spare[c], -1.0)], lower=0.0)
+        m.row(
+            [(loss[c], 1.0), (served[c], -extra * wanted), (mixed[c], -extra * wanted)], lower=-extra * wanted
+        )
+        enough = wanted * (1 + extra) + problem.rate[:, :, c].max(initial=0.0)
+        for p in range(P):
+            in_z, in_y = mine & (problem.kind[t_share] == p), others & (problem.kind[t_rest] == p)
+            alike[c, p] = m.row(
+                [
+                    *((z[in_z], rate[in_z]), (y[in_y], rate_rest[in_y])),
+                    *((pure[c, p], -enough), (mixed[c], -enough)),
+                ],
+                upper=0.0,
+            )
+        m.row([(pure[c], 1.0), (mixed[c], 1.0)], lower=1.0, upper=1.0)
+    _keep_spares(m, problem, share, spare)
+
+    gpus = np.zeros(G, np.int64)
+    need = np.where(allowed, problem.jobs, 0.0)
+    for g in range(G):
+        gpus[g] = m.row(
+            [
+                *((N, problem.usage[t_run, g]), (y, problem.usage[t_rest, g]), (jobs[:, g], need[:, g])),
+                *((own[g], -1.0), (nodes[g], -float(problem.per_node[g]))),
+            ],
+            upper=0.0,
+        )
+    for f in range(len(problem.jobs)):
+        m.row([(jobs[f], 1.0)], lower=1.0, upper=1.0)
+    m.row([(own, problem.watts), (nodes, problem.watts * problem.per_node)], upper=problem.power_cap_w)
+    m.row([(own, problem.owned_usd_per_h), (nodes, node_usd)], upper=problem.budget_usd_per_h)
+    return Program(m, Columns(run, share, y, nodes, own, served, mixed, jobs), Rows(demand, alike, gpus))
+
+
+def _core_variables(
+    m: Milp, problem: Problem, core: Sequence[int]
+) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int, int], int]]:
+    """N and z of the templates in `core`. Limits that let in no class but those of others are left out."""
+    run: dict[tuple[int, int], int] = {}
+    share: dict[tuple[int, int, int], int] = {}
+    for t in core:
+        for k in range(problem.rate.shape[1]):
+            served = np.flatnonzero(problem.rate[t, k] > 0)
+            if k not in served:
+                continue
+            run[t, k] = int(m.variables(1, upper=most_replicas(problem, t), integer=True)[0])
+            for c, column in zip(served, m.variables(len(served)), strict=True):
+                share[t, k, int(c)] = int(column)
+    return run, share
+
+
+def most_replicas(problem: Problem, t: int) -> float:
+    """For which there are GPUs."""
+    used = problem.usage[t] > 0
+    return float(np.floor((problem.largest_fleet[used] / problem.usage[t][used]).min()))
+
+
+def _keep_spares(m: Milp, problem: Problem, share: dict[tuple[int, int, int], int], spare: Indices) -> None:
+    for (t, k, c), column in share.items():
+        if problem.spare[c]:
+            used = m.variables(1, upper=1.0, integer=True)
+            m.row([(column, 1.0), (used, -max(most_replicas(problem, t), 1.0))], upper=0.0)
+            m.row([(spare[c], 1.0), (used, -problem.rate[t, k, c])], lower=0.0)
+
+
+def _may_serve_alone(problem: Problem) -> Floats:
+    """[C, P] 1 where all GPUs there are, in replicas of one composition, might serve the class; an upper bound of what they do."""
+    C, P = len(problem.wanted), problem.num_kinds
+    possible = np.zeros((C, P))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most = np.where(problem.usage > 0, problem.largest_fleet / problem.usage, np.inf).min(axis=1)
+    for c in range(C):
+        for p in range(P):
+            members = problem.kind == p
+            per_gpu = problem.rate[members, c, c, None] / np.where(
+                problem.usage[members] > 0, problem.usage[members], np.nan
+            )
+            used = problem.usage[members].any(axis=0)
+            best = [
+                np.nanmax(per_gpu[:, g], initial=0.0) * problem.largest_fleet[g] for g in np.flatnonzero(used)
+            ]
+            enough = (most[members] >= 1).any() and min(best, default=0.0) >= problem.wanted[c]
+            possible[c, p] = float(enough)
+    return possible
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A solution in whole replicas."""
+
+    replicas: dict[tuple[int, int], int]
+    """(template, limits) to a number."""
+    served_per_s: dict[tuple[int, int, int], float]
+    """(template, limits, class) to requests per second that it is given room for."""
+    nodes: Indices
+    owned_used: Floats
+    served_ratio: Floats
+    is_mixed: Sequence[bool]
+    jobs: dict[int, int]
+    """Job to kind of GPU."""
+    usd_per_h: float
+
+
+def read_solution(problem: Problem, program: Program, solved: Solved) -> Chosen:
+    """From the solver's values."""
+    x, cols = solved.values, program.columns
+    replicas = {key: round(x[i]) for key, i in cols.run.items() if round(x[i]) > 0}
+    served = {
+        key: float(x[i]) * problem.rate[key]
+        for key, i in cols.share.items()
+        if x[i] > 1e-9 and key[:2] in replicas
+    }
+    nodes = np.round(x[cols.nodes]).astype(np.int64)
+    own = np.round(x[cols.own], 6)
+    cost = nodes * problem.per_node * problem.price_usd_per_h + own * problem.owned_usd_per_h
+    return Chosen(
+        replicas=replicas,
+        served_per_s=served,
+        nodes=nodes,
+        owned_used=own,
+        served_ratio=x[cols.served],
+        is_mixed=[bool(round(v)) for v in x[cols.mixed]],
+        jobs={f: int(np.argmax(x[row])) for f, row in enumerate(cols.jobs)},
+        usd_per_h=float(cost.sum()),
+    )

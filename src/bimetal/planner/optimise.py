@@ -1,0 +1,271 @@
+"""The optimum over all templates, with a bound that holds for all of them.
+
+Owns column generation: which templates get integers, which are priced out, when to stop. What the program says is
+`formulation`'s.
+
+1. Root: the program without integers over a few templates. Its duals price every template (a product of two matrices);
+   those with a negative reduced cost come in, until there is none. Then the root's value bounds all templates.
+2. The core (none at first) with its integers, all other templates without, gives a bound for all. Of those others only the
+   efficient ones can matter (no other gives as much per GPU of every kind it uses), so that the program stays small.
+3. Templates that the bound uses join the core, with smaller ones of their kind. The core alone gives a plan. No template whose
+   reduced cost exceeds what the plan is above the root can be in a better plan; it is priced out.
+   2 and 3 repeat until plan and bound meet within the gap, or time is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bimetal.errors import InfeasibleError
+from bimetal.planner.formulation import Chosen, Program, formulate, read_solution
+from bimetal.planner.milp import Floats, Solved
+from bimetal.planner.problem import Problem
+
+Mask = NDArray[np.bool_]
+Pair = tuple[int, int]
+"""Template and class."""
+TOLERANCE = 1e-7
+MOST_NEW = 40
+"""Templates that join at once."""
+NEAR_MISSES = 12
+DEFAULT_GAP = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The best plan found, and how far any plan at all can be below it."""
+
+    chosen: Chosen
+    objective: float
+    bound: float
+    num_templates: int
+    num_priced_out: int
+    """Templates that no better plan can hold, by their reduced cost."""
+    num_core: int
+    num_rounds: int
+    seconds: float
+
+    @property
+    def gap_ratio(self) -> float:
+        """Of the plan's objective."""
+        return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-12)
+
+
+def optimise(
+    problem: Problem,
+    *,
+    gap: float = DEFAULT_GAP,
+    time_limit_s: float = 8.0,
+    initial: Sequence[int] | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> Optimum:
+    """InfeasibleError if no plan serves what is wanted. `initial`: templates to begin with; None: the best of each kind."""
+    started = clock()
+
+    def left_s() -> float:
+        return time_limit_s - (clock() - started)
+
+    root = _solve_root(problem, _first_pool(problem) if initial is None else initial)
+    if root is None:
+        raise InfeasibleError("no fleet from this stock serves all that is asked within its limits")
+    alive = _undominated(problem)
+    core: set[int] = set()
+    best: tuple[Solved, Program] | None = None
+    bound, rounds = root.value, 0
+    while True:
+        rounds += 1
+        rest = _efficient(problem, [int(t) for t in np.flatnonzero(alive) if t not in core])
+        relaxed = formulate(problem, sorted(core), rest)
+        lower = relaxed.milp.solve(gap=gap / 4, time_limit_s=max(left_s(), 1.0))
+        if lower.status == "infeasible":
+            break
+        bound = max(bound, lower.bound)
+        used = {rest[i][0] for i in np.flatnonzero(lower.values[relaxed.columns.rest] > TOLERANCE)}
+        if not used and (best is None or lower.objective < best[0].objective):
+            best = lower, relaxed
+        if not used or (best is not None and (_gap(best[0].objective, bound) <= gap or left_s() <= 0)):
+            break
+        core |= used | _smaller(problem, used, alive) | (set() if rounds > 1 else _near_misses(root, alive))
+        program = formulate(problem, sorted(core), [])
+        solved = program.milp.solve(
+            gap=gap / 4, time_limit_s=max(left_s() / 2, 1.0), start=_values_of(best, program)
+        )
+        if solved.status in ("optimal", "feasible") and (
+            best is None or solved.objective < best[0].objective - TOLERANCE
+        ):
+            best = solved, program
+            alive &= root.reduced_cost <= solved.objective - root.value + TOLERANCE
+        if best is not None and _gap(best[0].objective, bound) <= gap:
+            break
+    if best is None:
+        raise InfeasibleError("no fleet of whole replicas and nodes from this stock serves all that is asked")
+    solved, program = best
+    return Optimum(
+        chosen=read_solution(problem, program, solved),
+        objective=solved.objective,
+        bound=min(bound, solved.objective),
+        num_templates=len(problem.usage),
+        num_priced_out=int((~alive).sum()),
+        num_core=len(core),
+        num_rounds=rounds,
+        seconds=clock() - started,
+    )
+
+
+def _gap(objective: float, bound: float) -> float:
+    return (objective - bound) / max(abs(objective), 1e-12)
+
+
+# -- root ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Root:
+    """The program without integers, priced out over all templates."""
+
+    value: float
+    pool: Sequence[int]
+    used: Sequence[int]
+    reduced_cost: Floats
+    """[T] of one whole replica, whichever class it serves."""
+
+
+def _solve_root(problem: Problem, initial: Sequence[int]) -> Root | None:
+    """None: infeasible. First the demand that the pool cannot serve is made as small as can be, then the cost."""
+    pool = set(initial)
+    if problem.objective == "cost":
+        most = _generate(replace(problem, objective="goodput"), pool)
+        if most is None:
+            return None
+    return _generate(problem, pool)
+
+
+def _generate(problem: Problem, pool: set[int]) -> Root | None:
+    """Column generation; `pool` grows in place."""
+    C = len(problem.wanted)
+    every = np.arange(C)
+    own_rate = problem.rate[:, every, every]
+    while True:
+        pairs = [(t, c) for t in sorted(pool) for c in range(C) if own_rate[t, c] > 0]
+        program = formulate(problem, [], pairs)
+        solved = program.milp.solve(relax=True)
+        if solved.status != "optimal":
+            return None
+        duals, rows = solved.row_duals, program.rows
+        worth = own_rate * (duals[rows.demand][None, :] + duals[rows.alike].T[problem.kind])
+        reduced = -problem.usage @ duals[rows.gpus] - worth.max(axis=1, initial=0.0)
+        scale = max(abs(solved.objective), 1.0)
+        entering = [int(t) for t in np.argsort(reduced)[:MOST_NEW] if reduced[t] < -TOLERANCE * scale]
+        entering = [t for t in entering if t not in pool]
+        if not entering:
+            used = sorted(
+                {pairs[i][0] for i in np.flatnonzero(solved.values[program.columns.rest] > TOLERANCE)}
+            )
+            return Root(solved.objective, sorted(pool), used, np.maximum(reduced, 0.0))
+        pool |= set(entering)
+
+
+def _first_pool(problem: Problem) -> list[int]:
+    """For each composition and class, the template that gives most per GPU."""
+    gpus = np.maximum(problem.usage.sum(axis=1), 1e-9)
+    pool: set[int] = set()
+    for c in range(len(problem.wanted)):
+        per_gpu = problem.rate[:, c, c] / gpus
+        for p in range(problem.num_kinds):
+            members = np.flatnonzero(problem.kind == p)
+            if len(members):
+                pool.add(int(members[np.argmax(per_gpu[members])]))
+    return sorted(pool)
+
+
+def _near_misses(root: Root, alive: Mask) -> set[int]:
+    """Templates of the root, and those that nearly were."""
+    order = np.argsort(np.where(alive, root.reduced_cost, np.inf), kind="stable")
+    return set(root.used) | {int(t) for t in order[:NEAR_MISSES] if alive[t]}
+
+
+def _smaller(problem: Problem, templates: Iterable[int], alive: Mask) -> set[int]:
+    """For each template and class it serves, the best of the same composition that take fewer GPUs: they fill nodes."""
+    sizes = problem.usage.sum(axis=1)
+    found: set[int] = set()
+    for t in templates:
+        for c in np.flatnonzero(problem.rate[t].any(axis=0)):
+            alike = (problem.kind == problem.kind[t]) & (sizes < sizes[t]) & (problem.rate[:, c, c] > 0)
+            members = np.flatnonzero(alike & alive)
+            if len(members):
+                found.add(int(members[np.argmax(problem.rate[members, c, c] / sizes[members])]))
+    return found
+
+
+def _values_of(best: tuple[Solved, Program] | None, program: Program) -> dict[int, float] | None:
+    """The best plan's replicas and nodes as columns of another program."""
+    if best is None:
+        return None
+    solved, old = best
+    values = {
+        program.columns.run[key]: solved.values[i]
+        for key, i in old.columns.run.items()
+        if key in program.columns.run
+    }
+    return values | dict(zip(program.columns.nodes.tolist(), solved.values[old.columns.nodes], strict=True))
+
+
+# -- the rest ------------------------------------------------------------------------------------------------------
+
+
+def _undominated(problem: Problem) -> Mask:
+    """[T] False where some number of another template of the same composition takes no more GPUs of any kind and serves no
+    less of any class: such a template is in no plan that could not do without it."""
+    alive = np.ones(len(problem.usage), dtype=bool)
+    sizes = problem.usage.sum(axis=1)
+    rate = problem.rate.reshape(len(problem.usage), -1)
+    alive &= rate.any(axis=1)
+    for p in range(problem.num_kinds):
+        members = np.flatnonzero((problem.kind == p) & alive)
+        members = members[np.lexsort((-rate[members].sum(axis=1), sizes[members]))]
+        for position, t in enumerate(members):
+            others = members[:position][alive[members[:position]]]
+            if not len(others):
+                continue
+            used = problem.usage[others]
+            with np.errstate(divide="ignore"):
+                times = np.floor(
+                    np.where(used > 0, problem.usage[t] / np.maximum(used, 1e-9), np.inf).min(axis=1)
+                )
+            if (times[:, None] * rate[others] >= rate[t] - 1e-12).all(axis=1).any():
+                alive[t] = False
+    return alive
+
+
+def _efficient(problem: Problem, templates: Sequence[int]) -> list[Pair]:
+    """Pairs that no other of the same composition and class dominates in GPUs of every kind per request."""
+    members_of: dict[int, list[int]] = {}
+    for t in templates:
+        members_of.setdefault(int(problem.kind[t]), []).append(int(t))
+    pairs: list[Pair] = []
+    for members in members_of.values():
+        index = np.array(members)
+        used = problem.usage[index].any(axis=0)
+        for c in range(len(problem.wanted)):
+            able = index[problem.rate[index, c, c] > 0]
+            if len(able):
+                per_request = problem.usage[able][:, used] / problem.rate[able, c, c][:, None]
+                pairs += [(int(t), c) for t in able[_front(per_request)]]
+    return pairs
+
+
+def _front(costs: Floats) -> Mask:
+    """[n] rows of [n, d] that no other row is as low as in every column; of equal rows the first."""
+    order = np.lexsort(costs.T[::-1])
+    kept = np.zeros(len(costs), dtype=bool)
+    front = np.empty((0, costs.shape[1]))
+    for i in order:
+        if not (front <= costs[i] + 1e-12).all(axis=1).any():
+            kept[i] = True
+            front = np.vstack([front, costs[i]])
+    return kept
