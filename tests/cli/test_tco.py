@@ -127,3 +127,148 @@ def test_placement_rules_are_priced_and_say_what_breaking_them_costs(tmp_path):
     (tmp_path / "bad.yaml").write_text(path.read_text().replace("instead: MI300X, lat", "instead: B200, lat"))
     with pytest.raises(ConfigError, match=r"placement\[0\].instead: 'B200' is bought for no fleet"):
         run(tmp_path / "bad.yaml")
+
+
+PLAIN = """\
+name: plain
+finance: {horizon_years: 3, wacc_ratio: 0.08}
+site: {own: {usd_per_kwh: 0.1, pue_ratio: 1.3}}
+workload: {utilisation_ratio: 0.6}
+gpus:
+  H100: {price_usd: 25000, output_tokens_per_s: 1000, residual_3y_ratio: 0.3}
+fleets:
+  - name: one
+    groups: [{gpu: H100, count: 8}]
+"""
+
+
+def test_two_files_of_one_name_are_told_apart_and_both_conventions_are_printed(tmp_path):
+    (tmp_path / "a.yaml").write_text(PLAIN)
+    (tmp_path / "b.yaml").write_text(
+        PLAIN.replace("wacc_ratio: 0.08", "wacc_ratio: 0.2, flows: mid-year").replace(
+            "utilisation_ratio: 0.6", "utilisation_ratio: 0.6, input_tokens_per_output_token: 4"
+        )
+    )
+    document = json.loads(run(tmp_path / "a.yaml", "--compare", tmp_path / "b.yaml", "--json"))
+    assert [f["name"] for f in document["fleets"]] == ["plain (a.yaml): one", "plain (b.yaml): one"]
+    assert list(document["inputs"]) == ["plain (a.yaml)", "plain (b.yaml)"]
+    assert any("plain (b.yaml): nominal" in x and "20.0%" in x for x in document["conventions"])
+    assert any("differ in input tokens per output token" in x and "1; 4" in x for x in document["doubts"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_json_holds_only_numbers_where_a_saving_is_not_defined(tmp_path):
+    rented = "{gpu: H100, count: 8, terms: on-demand}"
+    text = (
+        PLAIN.replace("{gpu: H100, count: 8}", rented)
+        + "  - name: owned\n    groups: [{gpu: H100, count: 8}]\n"
+    )
+    (tmp_path / "s.yaml").write_text(text)
+    document = json.loads(run(tmp_path / "s.yaml", "--json"), parse_constant=pytest.fail)
+    assert "chip_ratio" not in document["decisions"][0]["savings"]
+    output = run(tmp_path / "s.yaml")
+    assert "inf" not in output.replace("inference", "") and "nan" not in output
+
+
+def test_a_fleet_that_earns_shows_irr_and_payback_and_its_cost_per_token_stays(tmp_path):
+    (tmp_path / "cost.yaml").write_text(PLAIN)
+    (tmp_path / "earn.yaml").write_text(
+        PLAIN.replace("{utilisation", "{revenue_usd_per_million_output_tokens: 1.5, utilisation")
+    )
+    cost, earn = (json.loads(run(tmp_path / f, "--json"))["fleets"][0] for f in ("cost.yaml", "earn.yaml"))
+    assert earn["per_million_output_tokens"] == cost["per_million_output_tokens"]
+    assert earn["profit"]["p50"] == pytest.approx(earn["revenue"]["p50"] - earn["tco"]["p50"])
+    assert cost["irr"] is None and earn["irr"] > 0 and 0 < earn["payback_years"] < 3
+    assert "IRR" in run(tmp_path / "earn.yaml") and "IRR" not in run(tmp_path / "cost.yaml")
+
+
+def test_a_changed_price_moves_a_single_fleet_too(tmp_path):
+    (tmp_path / "s.yaml").write_text(PLAIN)
+    assert "one costs +" in run(tmp_path / "s.yaml", "--set", "gpus.H100.price_usd=3e4")
+
+
+def test_parts_of_lists_are_changed_by_place_as_the_workbook_names_them():
+    path = SCENARIOS / "case-study.yaml"
+    changed = json.loads(run(path, "--set", "fleets.mixed.groups[1].count=0x1F4", "--json"))
+    assert changed["fleets"][1]["chips"]["p50"] == pytest.approx(600 * 30_000 + 500 * 24_000)
+    with pytest.raises(ConfigError, match="has no '7' there: use one of 0, 1"):
+        run(path, "--set", "fleets.mixed.groups[7].count=1")
+
+
+def test_discounts_are_named_beside_the_price_that_they_are_off(tmp_path):
+    cut = "discounts: [{name: rival, ratio: {value: 0.1, source: quote}, base: list}], price_usd"
+    (tmp_path / "s.yaml").write_text(PLAIN.replace("price_usd", cut))
+    chips = next(
+        r for r in json.loads(run(tmp_path / "s.yaml", "--json"))["fleets"][0]["rows"] if "chips" in r["row"]
+    )
+    assert chips["npv"]["p50"] == pytest.approx(8 * 22_500) and "after discounts" in chips["formula"]
+    assert [x["input"] for x in chips["inputs"]] == ["gpus.H100.price_usd", "gpus.H100.discounts.rival.ratio"]
+
+
+def test_power_rows_name_the_tdp_and_where_it_is_from(tmp_path):
+    (tmp_path / "s.yaml").write_text(PLAIN)
+    power = next(
+        r for r in json.loads(run(tmp_path / "s.yaml", "--json"))["fleets"][0]["rows"] if "power" in r["row"]
+    )
+    tdp = next(x for x in power["inputs"] if x["input"] == "gpus.H100.tdp_w")
+    assert tdp["value"] == "700" and tdp["source"].startswith("catalogue: ")
+
+
+def test_outputs_never_land_on_a_scenario_or_on_one_another(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(PLAIN)
+    for args in (
+        ("--html", path),
+        ("--html", tmp_path / "x", "--xlsx", tmp_path / "." / "x"),
+        ("--html", tmp_path / "none" / "x.html"),
+        ("--xlsx", tmp_path),
+    ):
+        with pytest.raises(ConfigError, match=r"give (another path|a file)"):
+            run(path, *args)
+    assert path.read_text() == PLAIN
+    assert CliRunner().invoke(command, [str(path), "--json", "--csv"]).exit_code == 2
+
+
+def test_stdout_is_json_alone_beside_other_outputs(tmp_path):
+    (tmp_path / "s.yaml").write_text(PLAIN)
+    args = [str(tmp_path / "s.yaml"), "--json", "--html", str(tmp_path / "p"), "--xlsx", str(tmp_path / "w")]
+    result = CliRunner().invoke(command, args, catch_exceptions=False)
+    assert json.loads(result.stdout)["fleets"] and "page in" in result.stderr
+    result = CliRunner().invoke(
+        command, ["audit", "--json", "-o", str(tmp_path / "a.md")], catch_exceptions=False
+    )
+    assert json.loads(result.stdout) and (tmp_path / "a.md").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["[/b] [red]", "‮ünï🙂", "</script><b>", "=1+1", "a: b"])
+def test_any_name_is_printed_as_it_is(tmp_path, name):
+    (tmp_path / "s.yaml").write_text(
+        PLAIN.replace("name: one", f"name: {json.dumps(name, ensure_ascii=False)}"), encoding="utf-8"
+    )
+    assert name in run(tmp_path / "s.yaml")
+    run(tmp_path / "s.yaml", "--html", tmp_path / "p.html", "--xlsx", tmp_path / "w.xlsx")
+    assert "</script><b>" not in (tmp_path / "p.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "must be a mapping"),
+        ("a: &a [*a]\n", "is missing"),
+        (PLAIN.replace("3, wacc", "3.5, wacc"), "3.5"),
+    ],
+)
+def test_broken_files_are_errors_for_people(tmp_path, text, said):
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path / "s.yaml")
+
+
+def test_csv_gives_back_the_rows(tmp_path):
+    text = PLAIN.replace("name: one", 'name: "a, \\"b\\"\\nc"')
+    (tmp_path / "s.yaml").write_text(text)
+    rows = list(csv.DictReader(io.StringIO(run(tmp_path / "s.yaml", "--csv"))))
+    fleet = json.loads(run(tmp_path / "s.yaml", "--json"))["fleets"][0]
+    assert {r["fleet"] for r in rows} == {fleet["name"]} == {'a, "b"\nc'}
+    assert [r["row"] for r in rows] == [r["row"] for r in fleet["rows"]]
+    assert sum(float(r["npv_p50_usd"]) for r in rows) == pytest.approx(fleet["tco"]["p50"], abs=0.05)

@@ -33,7 +33,9 @@ class Document:
             line = f":{mark.line + 1}" if mark else ""
             problem = getattr(error, "problem", None) or str(error)
             raise ConfigError(f"{source}{line}: not YAML: {problem}") from error
-        self._refuse_doubled_keys(self._root, ())
+        except RecursionError as error:
+            raise ConfigError(f"{source}: nested too deeply: write it flatter") from error
+        self._refuse_doubled_keys(self._root, set())
 
     @classmethod
     def read(cls, path: Path) -> Document:
@@ -80,7 +82,11 @@ class Document:
                 break
         return int(line) + 1
 
-    def _refuse_doubled_keys(self, node: yaml.Node | None, location: tuple[int | str, ...]) -> None:
+    def _refuse_doubled_keys(self, node: yaml.Node | None, visited: set[int]) -> None:
+        """Each node once: aliases may name one many times, or hold themselves."""
+        if id(node) in visited:
+            return
+        visited.add(id(node))
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
@@ -90,10 +96,10 @@ class Document:
                         f"{self.source}:{key.start_mark.line + 1}: {name!r} is given twice: keep one"
                     )
                 seen.add(name)
-                self._refuse_doubled_keys(value, (*location, name))
+                self._refuse_doubled_keys(value, visited)
         elif isinstance(node, yaml.SequenceNode):
-            for i, item in enumerate(node.value):
-                self._refuse_doubled_keys(item, (*location, i))
+            for item in node.value:
+                self._refuse_doubled_keys(item, visited)
 
 
 def _describe(fault: ErrorDetails) -> str:
@@ -103,4 +109,13 @@ def _describe(fault: ErrorDetails) -> str:
         return "is missing: it has no default"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return "is not a field here: remove it, or check its spelling"
-    return f"{fault['msg']} (got {given!r})"
+    said = fault["msg"].removeprefix("Value error, ")
+    if kind == "model_type":
+        said = "must be a mapping of fields"
+    if kind == "too_short" and not given:
+        said = "must not be empty"
+    return said if kind == "value_error" and "got " in said else f"{said} (got {_short(repr(given))})"
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -33,7 +33,7 @@ def put(document: Document, change: str) -> None:
     """Put VALUE (YAML) at PATH; parts of lists go by their name or, as in groups[0], by their place."""
     path, equals, text = change.partition("=")
     parts = [part for name in path.split(".") for part in _parts(name)]
-    if not equals or not all(parts):
+    if not equals or not text.strip() or not all(parts):
         raise ConfigError(f"--set {change!r}: give PATH=VALUE, as in gpus.MI300X.price_usd=15000")
     node: Any = document.value
     for part in parts[:-1]:

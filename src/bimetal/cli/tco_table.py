@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bimetal.cli.tco_audit import number
 from bimetal.cli.tco_document import SAVINGS, explain_inputs, scenario_of, totals
 from bimetal.economics.analysis import Analysis, Decision
 from bimetal.economics.caveats import conventions, doubts
@@ -137,14 +138,14 @@ def _print_decision(analysis: Analysis, decision: Decision, console: Console) ->
     unit = "per token" if analysis.per_token else "on TCO"
     table = _table(f"what moves the saving {unit}", ("input", "p10 to p90", "saving"))
     for s in decision.swings[:TORNADO_ROWS]:
-        inputs = f"{s.input_low:.4g} to {s.input_high:.4g}"
+        inputs = f"{number(s.input_low)} to {number(s.input_high)}"
         table.add_row(escape(s.name), inputs, f"{percent(s.at_low)} to {percent(s.at_high)}")
     if decision.swings:
         console.print(table)
     table = _table(f"the two cost the same {unit} at", ("input", "now", "break-even"))
     for b in decision.break_evens:
-        found = " and ".join(f"{x:.4g}" for x in b.at) or f"none in {b.low:.3g} to {b.high:.3g}"
-        table.add_row(escape(b.name), f"{b.now:.4g}", found)
+        found = " and ".join(map(number, b.at)) or f"none in {number(b.low)} to {number(b.high)}"
+        table.add_row(escape(b.name), number(b.now), found)
     if decision.break_evens:
         console.print(table)
     console.print()
@@ -175,7 +176,7 @@ def _ends(q: Quantity) -> str:
 def _print_rent_or_own(analysis: Analysis, console: Console) -> None:
     table = _table(
         "utilisation above which owning beats on-demand rental",
-        ("GPU", "break-even", "p10, p90", "own $/h", "on demand", "3 years", "published TCO"),
+        ("GPU", "break-even", "p10, p90", "own", "on demand", "3 years", "published TCO"),
     )
     for r in analysis.rent_or_own:
         share, own = r.break_even_utilisation, r.own_usd_per_h
@@ -183,15 +184,19 @@ def _print_rent_or_own(analysis: Analysis, console: Console) -> None:
         table.add_row(
             r.gpu,
             r.verdict,
-            f"{share.p10:.0%}, {share.p90:.0%}" if share else r.missing,
+            f"{share.p10:.0%}, {share.p90:.0%}" if share else "",
             f"{own.p50:.2f}" if own else "",
             _ends(r.on_demand_usd_per_h) if r.on_demand_usd_per_h else "",
             f"{r.reserved_usd_per_h.p50:.2f}" if r.reserved_usd_per_h else "",
             published,
         )
     console.print(table)
-    console.print("own $/h is over every hour, used or not; published TCO is others' and only a cross-check")
+    console.print(
+        "USD an hour; own: over every hour, used or not; published TCO: others', only a cross-check"
+    )
     for r in analysis.rent_or_own:
+        if r.missing:
+            console.print(f"- {r.gpu}: {r.missing} in the catalogue or the file")
         if r.own_usd_per_h and r.reserved_usd_per_h and r.reserved_usd_per_h.p50 < r.own_usd_per_h.p50:
             console.print(f"- {r.gpu}: three-year rental is below owning")
 
@@ -217,8 +222,10 @@ def print_change(
     for old, new in zip(before.decisions, after.decisions, strict=True):
         was, now = spread(getattr(old.drawn, key)), spread(getattr(new.drawn, key))
         flips = " The decision flips." if (was.p50 > 0) != (now.p50 > 0) else ""
+        unit = "per token" if after.per_token else "on TCO"
         console.print(
-            f"{made}: {escape(new.name)} saves {percent(now.p50)} instead of {percent(was.p50)} "
-            f"{'per token' if after.per_token else 'on TCO'} ({(now.p50 - was.p50) * 100:+.1f} points).{flips}",
+            f"{made}: {escape(new.name)} {'saves' if now.p50 >= 0 else 'loses'} {percent(abs(now.p50))} instead of "
+            f"{'saving' if was.p50 >= 0 else 'losing'} {percent(abs(was.p50))} {unit} "
+            f"({(now.p50 - was.p50) * 100:+.1f} points).{flips}",
             style="bold",
         )

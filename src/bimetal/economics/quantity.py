@@ -7,6 +7,7 @@ and `sd` (normal), `p10` and `p90` (log-normal), and optionally `source` and `da
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from datetime import date
 from functools import cache, partial
@@ -20,6 +21,8 @@ from pydantic import BeforeValidator
 SHAPES = (("value",), ("low", "high"), ("low", "mode", "high"), ("mean", "sd"), ("p10", "p90"))
 NORMAL_P90 = NormalDist().inv_cdf(0.9)
 QUANTILE_STEPS = 10_001
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""A number to everybody but YAML 1.1, to which 3e4 is text."""
 LEAST, MOST = 1e-6, 1e15
 """Nothing on this earth costs more, and sums of such amounts stay finite; what is divided by is not 0."""
 
@@ -136,6 +139,8 @@ def shorten(text: str, most: int = 60) -> str:
 
 
 def _number(given: object, name: str, low: float, high: float, allowed: str) -> float:
+    if isinstance(given, str) and SCIENTIFIC.fullmatch(given):
+        given = float(given)
     if isinstance(given, bool) or not isinstance(given, int | float) or not low <= given <= high:
         raise ValueError(f"{name}must be {allowed}, got {shorten(repr(given))}")
     return float(given)

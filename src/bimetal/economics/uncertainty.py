@@ -113,7 +113,8 @@ def spread(results: Amount) -> Spread:
     >>> spread(np.arange(101.0))
     Spread(p10=10.0, p50=50.0, p90=90.0)
     """
-    p10, p50, p90 = np.percentile(np.asarray(results, dtype=np.float64), [10, 50, 90])
+    with np.errstate(invalid="ignore"):  # of infinite results the percentiles are nan
+        p10, p50, p90 = np.percentile(np.asarray(results, dtype=np.float64), [10, 50, 90])
     return Spread(float(p10), float(p50), float(p90))
 
 
