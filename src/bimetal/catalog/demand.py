@@ -188,6 +188,8 @@ class Demand:
     default_link: str = DEFAULT_LINK.name
     site: Site = field(default_factory=Site)
     objective: Objective = "cost"
+    runnable_only: bool = False
+    """Only what `bimetal serve` can run today."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of arrivals and lengths where no trace gives them."""
     version: Literal[1] = 1

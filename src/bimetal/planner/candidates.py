@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 
 import numpy as np
 
@@ -29,7 +30,8 @@ FIRST_GUESS_SEQS = 32.0
 REFINEMENTS = 2
 """Boundaries are the best for a number of sequences, which is the best for the boundaries: so many times."""
 LONGEST_CHAIN = 4
-POOL_RATIOS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2), (1, 4), (4, 1))
+POOL_RATIOS = tuple((a, b) for a, b in product((1, 2, 3, 4, 6), repeat=2) if gcd(a, b) == 1)
+"""Replicas that read prompts to replicas that decode."""
 EXPERT_RATIOS = (0.25, 0.5, 0.75, 1.0)
 
 

@@ -24,6 +24,8 @@ from bimetal.units import DTYPE_BYTES
 Indices = NDArray[np.int64]
 WIRE_FILL = 0.8
 """Of a link's rate that caches on their way may take for long."""
+PROMPTS_HELD = 2
+"""Longest prompts that a replica which only reads prompts must hold: one being read, one on its way."""
 BATCH_FILL = 0.95
 """Of the time that replicas which only read prompts are busy with work that has no limit on latency."""
 
@@ -52,8 +54,8 @@ class Evaluator:
         rates = np.zeros((len(templates), size, size))
         apart = np.array([t.kind == "prefill/decode" for t in templates], dtype=bool)
         together = np.flatnonzero(~apart)
-        machines = self.machines([templates[i] for i in together]) if len(together) else None
-        pools = _Pools(self, [templates[i] for i in np.flatnonzero(apart)])
+        machines = self.machines([templates[i] for i in together.tolist()]) if len(together) else None
+        pools = _Pools(self, [templates[i] for i in np.flatnonzero(apart).tolist()])
         for c, traffic in enumerate(self.traffic):
             slack = self.slack.get(traffic.name, Slack())
             for k, owner in enumerate(self.traffic):
@@ -63,7 +65,8 @@ class Evaluator:
                 if machines is not None:
                     load = Load(traffic, self.engine, machines)
                     n = largest_load(load, limits, slack)
-                    rates[together, k, c] = np.where(n > 0, load.rate(np.maximum(n, 1e-9)), 0.0)
+                    fill = BATCH_FILL if traffic.is_batch else 1.0
+                    rates[together, k, c] = np.where(n > 0, fill * load.rate(np.maximum(n, 1e-9)), 0.0)
                 if apart.any():
                     rates[apart, k, c] = pools.rates(traffic, limits, slack)
         return rates
@@ -94,6 +97,21 @@ class Evaluator:
         ends = np.tile(np.array([0, self.tables.num_layers]), (len(slots), 1))
         return self.tables.chains(slots[:, None], ends)
 
+    def transfer_s(self, first: Slot, second: Slot, tokens: NDArray[np.int64]) -> Floats:
+        """Of caches of so many tokens, one at a time, from one slot to another."""
+        link = self.tables.link(first, second)
+        seconds: Floats = link.latency_s + self.cache_bytes * tokens / link.bandwidth_bytes_per_s
+        return seconds
+
+    @property
+    def cache_bytes(self) -> float:
+        """Of one token in all layers, no head twice."""
+        tables = self.tables
+        shape = StageShape(
+            tables.model.spec, 0, tables.num_layers, tables.slots[0].gpu, 1, tables.model.dtype
+        )
+        return float(shape.kv_bytes_per_token)
+
     def _experts(self, templates: Sequence[Template]) -> Machines:
         """Attention and a share of the experts on the first slot, the other experts on the second.
 
@@ -116,10 +134,12 @@ class Evaluator:
             )
             return both
 
-        clocks = dict(one)
-        clocks["experts_s"] = slower("experts_s")
-        for name in ("multiply_s", "prompt_token_s"):
-            clocks[name] = (1 - share) * one[name] + share * slower(name)
+        clocks: dict[str, Floats] = {
+            **one,
+            "experts_s": slower("experts_s"),
+            "multiply_s": (1 - share) * one["multiply_s"] + share * slower("multiply_s"),
+            "prompt_token_s": (1 - share) * one["prompt_token_s"] + share * slower("prompt_token_s"),
+        }
         expert_bytes = layers * spec.num_experts * spec.expert_params * DTYPE_BYTES[tables.model.dtype]
         room = tables.room_bytes
         weights = StageShape(
@@ -164,7 +184,7 @@ class _Pools:
 
     def transfer_s(self, tokens: float) -> Floats:
         """[pairs] of the cache of one prompt."""
-        seconds: Floats = self._latency_s + self._kv_bytes(tokens) / self._one_bytes_per_s
+        seconds: Floats = self._latency_s + self._evaluator.cache_bytes * tokens / self._one_bytes_per_s
         return seconds
 
     def rates(self, traffic: Traffic, limits: Limits, slack: Slack) -> Floats:
@@ -174,18 +194,13 @@ class _Pools:
         n = largest_load(load, Limits(np.inf, limits.tpot_s), slack)
         answers = np.where(n > 0, load.rate(np.maximum(n, 1e-9)), 0.0)[self._decoder]
         wire = (self._end_bytes_per_s[self._pair] * self._copies).min(axis=1)
-        carried = WIRE_FILL * wire / self._kv_bytes(traffic.input_tokens * traffic.peak_input_ratio)
+        carried = (
+            WIRE_FILL * wire / (self._evaluator.cache_bytes * traffic.input_tokens * traffic.peak_input_ratio)
+        )
         rates: Floats = np.minimum(
             carried, np.minimum(self._copies[:, 0] * prompts, self._copies[:, 1] * answers)
         )
         return rates
-
-    def _kv_bytes(self, tokens: float) -> float:
-        tables = self._evaluator.tables
-        one = StageShape(
-            tables.model.spec, 0, tables.num_layers, tables.slots[0].gpu, 1, tables.model.dtype
-        ).kv_bytes_per_token
-        return one * tokens
 
     def _prompt_rate(self, traffic: Traffic, limits: Limits, slack: Slack) -> Floats:
         """[pairs] prompts per second of one prefill replica, the transfer and a first step on the other side included."""
@@ -195,7 +210,7 @@ class _Pools:
         service = m.prompt_stage_s(t.input_tokens, t.input_square).max(axis=1) + fixed
         longest = t.input_p99_tokens
         own = m.prompt_stage_s(longest, longest**2).sum(axis=1) + np.ceil(longest / budget) * fixed
-        fits = m.kv_tokens > longest
+        fits = m.kv_tokens > PROMPTS_HELD * longest
         ceiling = BATCH_FILL / (service * t.peak_input_ratio)
         if not np.isfinite(limits.ttft_s):
             return np.where(fits, ceiling, 0.0)

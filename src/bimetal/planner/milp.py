@@ -6,9 +6,13 @@ something is solved, so that `bimetal plan --help` does not pay for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,6 +36,20 @@ class Solved:
     values: Floats
     row_duals: Floats
     """Of a program without integers; empty otherwise."""
+
+
+@contextmanager
+def _no_banner() -> Iterator[None]:
+    """The first solver of a process greets on file descriptor 1, whatever its options; documents for programs go there."""
+    sys.stdout.flush()
+    kept, sink = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(sink)
 
 
 class Milp:
@@ -83,9 +101,9 @@ class Milp:
         start: Mapping[int, float] | None = None,
     ) -> Solved:
         """`relax`: without integers, and with duals. `start`: values of some columns, to be made a solution and begun from."""
-        import highspy
-
-        solver = highspy.Highs()
+        highspy = importlib.import_module("highspy")
+        with _no_banner():
+            solver = highspy.Highs()
         solver.silent()
         solver.setOptionValue("time_limit", max(time_limit_s, 0.1))
         solver.setOptionValue("mip_rel_gap", gap)
@@ -110,23 +128,23 @@ class Milp:
         )
 
     @staticmethod
-    def _status(highspy: object, status: object, info: object) -> Status:
-        kinds = highspy.HighsModelStatus  # type: ignore[attr-defined]
+    def _status(highspy: Any, status: Any, info: Any) -> Status:
+        kinds = highspy.HighsModelStatus
         if status == kinds.kOptimal:
             return "optimal"
         if status in (kinds.kInfeasible, kinds.kUnboundedOrInfeasible):
             return "infeasible"
-        return "feasible" if info.primal_solution_status == 2 else "unknown"  # type: ignore[attr-defined]
+        return "feasible" if info.primal_solution_status == 2 else "unknown"
 
-    def _model(self, highspy: object, relax: bool) -> object:
-        lp = highspy.HighsLp()  # type: ignore[attr-defined]
+    def _model(self, highspy: Any, relax: bool) -> Any:
+        lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = self.num_columns, len(self._rows)
         lp.col_cost_ = np.concatenate(self._cost)
         lp.col_lower_ = np.concatenate(self._lower)
         lp.col_upper_ = np.concatenate(self._upper)
         lp.row_lower_ = np.array([row[0] for row in self._rows])
         lp.row_upper_ = np.array([row[1] for row in self._rows])
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise  # type: ignore[attr-defined]
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         lp.a_matrix_.start_ = np.concatenate([[0], np.cumsum([len(row[2]) for row in self._rows])]).astype(
             np.int32
         )
@@ -134,6 +152,6 @@ class Milp:
         lp.a_matrix_.value_ = np.concatenate([row[3] for row in self._rows])
         if not relax:
             integer = np.concatenate(self._integer)
-            kinds = highspy.HighsVarType  # type: ignore[attr-defined]
+            kinds = highspy.HighsVarType
             lp.integrality_ = [kinds.kInteger if i else kinds.kContinuous for i in integer]
         return lp

@@ -73,8 +73,9 @@ class Load:
         t = self.traffic
         if not self.reads_prompts:
             return np.zeros(len(self.machines))
-        stages: Floats = self.machines.prompt_stage_s(t.input_tokens, t.input_square)
-        return np.maximum(stages.max(axis=1), t.input_tokens * self.machines.wire_token_s)
+        stages = self.machines.prompt_stage_s(t.input_tokens, t.input_square)
+        busiest: Floats = np.maximum(stages.max(axis=1), t.input_tokens * self.machines.wire_token_s)
+        return busiest
 
     @property
     def _rush(self) -> float:

@@ -46,6 +46,8 @@ class Traffic:
     n_plus_one: bool
     trace: Trace
     """Requests to replay, in their own time."""
+    from_trace: bool
+    """Given by a file; otherwise independent arrivals, of which any stretch of time is like any other."""
 
     @property
     def input_cv2(self) -> float:
@@ -77,7 +79,8 @@ def _requests(entry: DemandClass, folder: Path, seed: int) -> Trace:
             raise ConfigError(
                 f"{folder / entry.trace}: {len(trace)} request(s) at one moment give no rate: give a longer trace"
             )
-        return trace.compressed(entry.compress)
+        trace = trace.compressed(entry.compress)
+        return busiest_hour(trace) if entry.kind == "interactive" else trace
     rate = entry.rate_per_s or (entry.requests or 0.0) / ((entry.deadline_h or 1.0) * S_PER_HOUR)
     return poisson_trace(
         SYNTHETIC_REQUESTS, rate, entry.input_tokens or 1.0, entry.output_tokens or 1.0, seed, entry.name
@@ -90,7 +93,7 @@ def _traffic(entry: DemandClass, trace: Trace) -> Traffic:
         number = len(trace) if entry.trace is not None else entry.requests or 0.0
         rate = number / ((entry.deadline_h or 1.0) * S_PER_HOUR)
     else:
-        rate = entry.rate_per_s or peak_rate(trace)
+        rate = entry.rate_per_s or (len(trace) - 1) / float(trace.arrival_s[-1])
     mean_output = float(outputs.mean())
     swings = entry.trace is not None and entry.kind == "interactive"
     return Traffic(
@@ -109,16 +112,20 @@ def _traffic(entry: DemandClass, trace: Trace) -> Traffic:
         tpot_s=entry.tpot_p99_s or np.inf,
         n_plus_one=entry.n_plus_one,
         trace=trace,
+        from_trace=entry.trace is not None,
     )
 
 
-def peak_rate(trace: Trace) -> float:
-    """Requests per second in the busiest hour, or over the whole of a shorter trace."""
-    span = float(trace.arrival_s[-1])
-    if span <= S_PER_HOUR:
-        return (len(trace) - 1) / span
+def busiest_hour(trace: Trace) -> Trace:
+    """The hour with the most requests, from its first; all of a shorter trace."""
     ends = np.searchsorted(trace.arrival_s, trace.arrival_s + S_PER_HOUR, side="right")
-    return float((ends - np.arange(len(trace))).max() / S_PER_HOUR)
+    start = int(np.argmax(ends - np.arange(len(trace))))
+    chosen = slice(start, int(ends[start]))
+    return Trace(
+        trace.arrival_s[chosen] - trace.arrival_s[start],
+        trace.input_tokens[chosen],
+        trace.output_tokens[chosen],
+    )
 
 
 def _peak(trace: Trace, tokens: Floats) -> float:

@@ -1,0 +1,258 @@
+"""`FleetPlanner`: from a demand file to the cheapest fleet whose simulation keeps every limit.
+
+Owns the loop between optimiser and simulator: what fails its replay is tightened and solved again, what passes with room to
+spare is loosened, a bounded number of times; the cheapest plan that passed is kept. Compares nothing (`compare`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from bimetal.catalog.demand import Demand
+from bimetal.errors import InfeasibleError
+from bimetal.perf.calibration import Calibration
+from bimetal.planner.candidates import Candidates, enumerate_templates
+from bimetal.planner.evaluate import Evaluator
+from bimetal.planner.machines import EngineLimits
+from bimetal.planner.optimise import DEFAULT_GAP, Optimum, optimise
+from bimetal.planner.problem import Problem, build_problem
+from bimetal.planner.replay import ClassReplay, Group, replay
+from bimetal.planner.service import Slack
+from bimetal.planner.stage_tables import StageTables
+from bimetal.planner.templates import Template, slots_for
+from bimetal.planner.traffic import Traffic, read_traffic
+from bimetal.units import MEGA, S_PER_HOUR
+
+MOST_ROUNDS = 5
+"""Of solving and simulating, for one plan."""
+ROOM_TO_SPARE = 0.92
+"""Simulated over allowed: below it in every class, the formulas were too strict."""
+LOOSEN = 0.6
+"""Power of that ratio by which they are loosened: not all the way, since a plan that fails is worth nothing."""
+OVERSHOOT = 1.03
+"""On top of what a failed limit asks for."""
+Slacks = Mapping[str, Slack]
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """One plan with what it was solved under and what its simulation showed."""
+
+    name: str
+    problem: Problem
+    templates: tuple[Template, ...]
+    optimum: Optimum
+    slacks: Slacks
+    groups: tuple[Group, ...]
+    replays: tuple[ClassReplay, ...]
+    """Empty: not simulated."""
+    passed: bool
+    """Every limit held in simulation, or nothing was simulated."""
+    num_rounds: int
+
+    @property
+    def usd_per_h(self) -> float:
+        return self.optimum.chosen.usd_per_h
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """[stock] bought or rented, and owned ones in use."""
+        chosen, problem = self.optimum.chosen, self.problem
+        needed = np.zeros(len(problem.owned))
+        for (t, _), number in chosen.replicas.items():
+            needed += problem.usage[t] * number
+        for job, g in chosen.jobs.items():
+            needed[g] += problem.jobs[job, g]
+        bought = chosen.nodes * problem.per_node
+        return tuple(int(b + max(0.0, round(n - b))) for b, n in zip(bought, needed, strict=True))
+
+    @property
+    def watts(self) -> float:
+        return float(np.array(self.gpus) @ self.problem.watts)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Asked for, as far as it is served."""
+        p = self.problem
+        return float((p.wanted * p.tokens * self.optimum.chosen.served_ratio).sum())
+
+    @property
+    def usd_per_million_tokens(self) -> float:
+        """Of output, at the demand given."""
+        tokens = self.output_tokens_per_s * S_PER_HOUR / MEGA
+        return self.usd_per_h / tokens if tokens else float("nan")
+
+
+class FleetPlanner:
+    """Templates of a demand, enumerated once, and plans from them."""
+
+    def __init__(self, demand: Demand, folder: Path, calibration: Calibration) -> None:
+        self.demand = demand
+        self.traffic = read_traffic(demand, folder)
+        self.calibration = calibration
+        self.engine = EngineLimits(max_num_seqs=demand.site.max_num_seqs)
+        self._reasons: list[str] = []
+
+    def of_model(self, name: str) -> tuple[Traffic, ...]:
+        return tuple(t for t in self.traffic if t.model == name)
+
+    @cached_property
+    def evaluators(self) -> dict[str, Evaluator]:
+        """By model."""
+        found = {}
+        for model in self.demand.models:
+            classes = self.of_model(model.name)
+            slots, reasons = slots_for(model, self.demand.stock)
+            self._reasons += reasons
+            if classes and slots:
+                tables = StageTables(self.demand, model, tuple(slots), self.calibration)
+                found[model.name] = Evaluator(tables, classes, self.engine)
+        return found
+
+    @cached_property
+    def templates(self) -> tuple[Template, ...]:
+        templates: list[Template] = []
+        for evaluator in self.evaluators.values():
+            found, reasons = enumerate_templates(evaluator)
+            templates += found
+            self._reasons += reasons
+        if self.demand.runnable_only:
+            before = len(templates)
+            templates = [t for t in templates if t.not_runnable is None]
+            self._reasons.append(
+                f"{before - len(templates)} templates cannot be run by the engine today (runnable_only)"
+            )
+        return tuple(templates)
+
+    def candidates(
+        self, slacks: Slacks | None = None, traffic: Sequence[Traffic] | None = None
+    ) -> Candidates:
+        """All templates with what they serve; `traffic` in place of the demand's own where limits are to change."""
+        traffic = self.traffic if traffic is None else tuple(traffic)
+        size, templates = len(traffic), self.templates
+        rate = np.zeros((len(templates), size, size))
+        for name, evaluator in self.evaluators.items():
+            own = [i for i, t in enumerate(traffic) if t.model == name]
+            mine = [i for i, t in enumerate(templates) if t.model.name == name]
+            asked = replace(evaluator, traffic=tuple(traffic[i] for i in own), slack=dict(slacks or {}))
+            if mine:
+                rate[np.ix_(mine, own, own)] = asked.rates([templates[i] for i in mine])
+        stock = range(len(self.demand.stock))
+        usage = np.array([[float(t.num_gpus(g)) for g in stock] for t in templates])
+        return Candidates(templates, usage.reshape(len(templates), len(stock)), rate, tuple(self._reasons))
+
+    def solve(
+        self,
+        candidates: Candidates,
+        *,
+        demand: Demand | None = None,
+        traffic: Sequence[Traffic] | None = None,
+        gap: float = DEFAULT_GAP,
+        time_limit_s: float = 8.0,
+    ) -> tuple[Problem, Optimum]:
+        """InfeasibleError if nothing serves what is asked."""
+        traffic = self.traffic if traffic is None else traffic
+        for c, entry in enumerate(traffic):
+            if not (candidates.rate[:, c, c] > 0).any():
+                raise InfeasibleError(
+                    f"class {entry.name}: no way of serving {entry.model} from this stock keeps TTFT p99 within "
+                    f"{entry.ttft_s:g} s and TPOT p99 within {entry.tpot_s:g} s"
+                )
+        problem = build_problem(demand or self.demand, candidates, traffic)
+        return problem, optimise(problem, gap=gap, time_limit_s=time_limit_s)
+
+    def groups(self, templates: Sequence[Template], optimum: Optimum) -> tuple[Group, ...]:
+        """The optimum's replicas with what each class gives them: rooms are shrunk to the demand in proportion."""
+        chosen = optimum.chosen
+        room = np.zeros(len(self.traffic))
+        for (_, _, c), rate in chosen.served_per_s.items():
+            room[c] += rate
+        asked = np.array([t.rate_per_s for t in self.traffic]) * chosen.served_ratio
+        shrink = np.minimum(1.0, asked / np.maximum(room, 1e-12))
+        groups = []
+        for (t, k), number in chosen.replicas.items():
+            served = {
+                self.traffic[c].name: rate * shrink[c]
+                for (t2, k2, c), rate in chosen.served_per_s.items()
+                if (t2, k2) == (t, k)
+            }
+            groups.append(Group(templates[t], number, served))
+        return tuple(groups)
+
+    def plan(
+        self,
+        name: str,
+        wanted: Sequence[bool] | None = None,
+        *,
+        slacks: Slacks | None = None,
+        simulate: bool = True,
+    ) -> FleetPlan:
+        """The cheapest plan that passes its simulation; if none of the rounds did, the one that came nearest.
+
+        `wanted` [templates]: which may be used; None: all. InfeasibleError if no fleet serves the demand at all.
+        """
+        now: dict[str, Slack] = {t.name: Slack() for t in self.traffic} | dict(slacks or {})
+        best: tuple[tuple[bool, float], FleetPlan] | None = None
+        for number in range(1, (MOST_ROUNDS if simulate else 1) + 1):
+            try:
+                candidates = self.candidates(now)
+                if wanted is not None:
+                    candidates = candidates.keep(wanted)
+                problem, optimum = self.solve(candidates)
+            except InfeasibleError:
+                if best is None:
+                    raise
+                break
+            groups = self.groups(candidates.templates, optimum)
+            replays = replay(groups, self.evaluators, self.traffic, self.demand.seed) if simulate else []
+            worst = self._worst(replays)
+            passed = all(max(ratios) <= 1 for ratios in worst.values())
+            found = FleetPlan(
+                name,
+                *(problem, candidates.templates, optimum, dict(now), groups, tuple(replays)),
+                passed,
+                number,
+            )
+            excess = max((max(ratios) for ratios in worst.values()), default=0.0)
+            key = (not passed, found.usd_per_h if passed else excess)
+            if best is None or key < best[0]:
+                best = key, found
+            adjusted = {name: _adjust(slack, worst.get(name)) for name, slack in now.items()}
+            if adjusted == now:
+                break
+            now = adjusted
+        assert best is not None  # the first round returns or raises
+        return replace(best[1], num_rounds=number)
+
+    def _worst(self, replays: Sequence[ClassReplay]) -> dict[str, tuple[float, float]]:
+        """By class, simulated over allowed: TTFT and TPOT at the 99th percentile."""
+        limits = {t.name: t for t in self.traffic}
+        return {
+            r.name: (
+                r.ttft_s[99] / limits[r.name].ttft_s,
+                0.0 if np.isnan(r.tpot_s[99]) else r.tpot_s[99] / limits[r.name].tpot_s,
+            )
+            for r in replays
+            if not limits[r.name].is_batch
+        }
+
+
+def _adjust(slack: Slack, ratios: tuple[float, float] | None) -> Slack:
+    """Tighter where a limit was broken, looser where both have room to spare."""
+    if ratios is None:
+        return slack
+    ttft, tpot = ratios
+    if max(ratios) > 1:
+        return Slack(
+            slack.ttft * (ttft * OVERSHOOT if ttft > 1 else 1.0),
+            slack.tpot * (tpot * OVERSHOOT if tpot > 1 else 1.0),
+        )
+    if max(ratios) < ROOM_TO_SPARE:
+        by = max(ratios) ** LOOSEN
+        return Slack(slack.ttft * by, slack.tpot * by)
+    return slack
