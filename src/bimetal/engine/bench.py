@@ -96,8 +96,6 @@ class _Times:
 class _Window:
     began_s: float = 0.0
     ended_s: float = 0.0
-    num_steps_began: int = 0
-    num_steps_ended: int = 0
     num_micro_batches: int = 1
     tokens_began: int = 0
     tokens_ended: int = 0
@@ -152,12 +150,10 @@ def run_workload(driver: Driver, workload: Workload, seed: int, *, with_window: 
         if with_window and num_started == len(requests) and not window.began_s and not num_finished:
             driver.ask_stage_stats()
             window.began_s = now_s
-            window.num_steps_began = driver.scheduler.counters.num_steps
             window.num_micro_batches = driver.scheduler.num_micro_batches
             window.tokens_began = sum(t.num_tokens for t in times.values())
         if num_finished and window.began_s and not window.ended_s:
             window.ended_s = now_s
-            window.num_steps_ended = driver.scheduler.counters.num_steps
             window.tokens_ended = sum(t.num_tokens for t in times.values())
             driver.ask_stage_stats()
     duration_s = max(t.last_s for t in times.values()) - began_s
@@ -179,13 +175,14 @@ def _decode_window(driver: Driver, window: _Window, workload: Workload) -> Decod
         return None
     while (stats := driver.stage_stats) is None:
         driver.poll(_STATS_POLL_S)
-    num_steps = window.num_steps_ended - window.num_steps_began
-    if num_steps <= 0 or any(s.num_steps == 0 for s in stats):
+    # By tokens that came, not by steps issued: those run ahead at its start, and no more at its end.
+    num_rounds = (window.tokens_ended - window.tokens_began) / workload.num_requests
+    if num_rounds <= 0 or any(s.num_steps == 0 for s in stats):
         return None
     elapsed_s = window.ended_s - window.began_s
     return DecodeWindow(
         num_micro_batches=window.num_micro_batches,
-        round_s=elapsed_s / num_steps * window.num_micro_batches,
+        round_s=elapsed_s / num_rounds,
         stage_step_s=tuple(s.busy_s / s.num_steps for s in stats),
         stage_busy_ratio=tuple(min(s.busy_s / elapsed_s, 1.0) for s in stats),
         mean_context=workload.input_tokens

@@ -48,6 +48,11 @@ class Stopwatch:
         )
         self._seconds = 0.0
 
+    @property
+    def is_host_clock(self) -> bool:
+        """Whether what it measures is done once `stop` returns."""
+        return self._events is None
+
     def start(self) -> None:
         if self._events is None:
             self._seconds = -time.perf_counter()

@@ -5,13 +5,16 @@ The engine's scheduler and the simulator both call these. Knows nothing of KV bl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-SMALLEST_CHUNK_TOKENS = 1024
-"""Of a prompt cut to fill a pipeline: below it, products are too small and launches too many."""
+_ENOUGH_CHUNK_TOKENS = 1024
+"""Keeps any device busy."""
+_FIXED_RATIO = 4
+"""A chunk's tokens take at least so many times what its step takes anyway."""
 
 StepTime = Callable[[int], float]
 """Seconds that one stage takes for a decode step of n sequences."""
@@ -91,18 +94,37 @@ def num_micro_batches_with_prefill(num_stages: int) -> int:
     return num_stages + 1 if num_stages > 1 else 1
 
 
-def prefill_budget(limit_tokens: int, prompt_tokens: int, num_stages: int) -> int:
+def smallest_chunk_tokens(stage_times: Sequence[StepTime]) -> int:
+    """Of a prompt that is cut to fill a pipeline. A step takes a + b n: what it takes for no token at all, the weights, is
+    paid by every chunk, so a chunk has 4 a / b tokens or more; 1024 always do, since b is then a GPU's and the tokens of a
+    prompt take more than those of decodes.
+
+    >>> smallest_chunk_tokens([lambda n: 0.032 + 0.004 * n]), smallest_chunk_tokens([lambda n: 0.002])
+    (32, 1024)
+    """
+    largest = 1
+    for time_s in stage_times:
+        fixed_s, token_s = time_s(0), time_s(1) - time_s(0)
+        if token_s * _ENOUGH_CHUNK_TOKENS <= _FIXED_RATIO * fixed_s:
+            return _ENOUGH_CHUNK_TOKENS
+        largest = max(largest, math.ceil(_FIXED_RATIO * fixed_s / token_s))
+    return largest
+
+
+def prefill_budget(
+    limit_tokens: int, prompt_tokens: int, num_stages: int, smallest_tokens: int = _ENOUGH_CHUNK_TOKENS
+) -> int:
     """Token budget of a step while `prompt_tokens` of prompts are still to be computed.
 
     One stage takes all it may. Over P stages c equal chunks take (c + P - 1) / c of the time of one busy stage, so what is
-    left is cut into 4 P, the last ones ever smaller; but not below what still keeps a device busy.
+    left is cut into 4 P, the last ones ever smaller; but not below `smallest_tokens`, which keep a device busy.
 
     >>> prefill_budget(8192, 8192, 1), prefill_budget(8192, 262144, 2), prefill_budget(8192, 8192, 2)
     (8192, 8192, 1024)
     """
     if num_stages == 1:
         return limit_tokens
-    return min(limit_tokens, max(-(-prompt_tokens // (4 * num_stages)), SMALLEST_CHUNK_TOKENS))
+    return min(limit_tokens, max(-(-prompt_tokens // (4 * num_stages)), smallest_tokens))
 
 
 def prefill_chunk(remaining_tokens: int, budget_tokens: int) -> int:

@@ -51,6 +51,8 @@ class Driver:
         check_stages(self.replica.stages, self.spec.num_layers, "plan")
         on_gpu = any(stage.gpu != "cpu" for stage in self.replica.stages)
         self.dtype = options.dtype or self.plan.dtype
+        if self.dtype == "float8" == self.spec.weight_dtype:
+            self.dtype = self.spec.dtype  # a plan names what weights are stored in
         self.max_num_seqs = options.max_num_seqs or self.plan.max_num_seqs
         self.max_model_len = options.max_model_len or min(self.plan.max_model_len, self.spec.max_position)
         self.block_tokens = options.block_tokens or (_GPU_BLOCK_TOKENS if on_gpu else _CPU_BLOCK_TOKENS)

@@ -32,6 +32,7 @@ from bimetal.policy.batching import (
     pick_decodes,
     prefill_budget,
     prefill_chunk,
+    smallest_chunk_tokens,
 )
 
 
@@ -100,6 +101,7 @@ class Scheduler:
         self.outstanding: dict[int, Issued] = {}
         self._stage_times = list(stage_times)
         self._hop_s = hop_s
+        self._smallest_chunk_tokens = smallest_chunk_tokens(stage_times)
         self._prefilling: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
         self._arrivals = 0
@@ -255,7 +257,9 @@ class Scheduler:
         known = sum(s.num_tokens - int(self.table.num_scheduled[s.slot]) for s in self._prefilling)
         free = len(self.table.free_slots)
         known += sum(s.num_tokens for s in islice(self.waiting, free))
-        return prefill_budget(limits.max_num_batched_tokens, known, limits.num_stages)
+        return prefill_budget(
+            limits.max_num_batched_tokens, known, limits.num_stages, self._smallest_chunk_tokens
+        )
 
     def _prefill_chunks(self, budget: int) -> list[Chunk]:
         table = self.table

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -234,12 +235,12 @@ class Stages:
         )
 
     def _measure_hop(self) -> None:
-        """Seconds a boundary adds to a one-row step: its way through all stages, less the stages' own times.
+        """Seconds a boundary adds to a one-row step: its way through all stages, less the time that they computed.
 
         The idle steps take numbers 1 to N; the scheduler's begin at `first_step`.
         """
-        own_s = sum(times[min(times)] for times in self.decode_step_s)
         rounds = []
+        own_s = []
         for number in range(1, _HOP_ROUNDS + 1):
             began = time.perf_counter()
             self.send_step(number, idle_step(1))
@@ -249,7 +250,9 @@ class Stages:
                 if event.header is not None and event.header.kind is Kind.SAMPLED:
                     break
             rounds.append(time.perf_counter() - began)
-        self.hop_s = max(sorted(rounds)[len(rounds) // 2] - own_s, 0.0) / len(self)
+            self.ask_stats()
+            own_s.append(sum(stats.busy_s for stats in self._collect(Kind.STATS, StageStats)))
+        self.hop_s = max(statistics.median(np.subtract(rounds, own_s)), 0.0) / len(self)
 
     @property
     def first_step(self) -> int:

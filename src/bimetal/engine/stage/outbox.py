@@ -1,5 +1,6 @@
-"""What a stage sends, in order, by a thread of its own: it waits for the copy to host memory so that the compute thread
-need not. Large results leave piece by piece, as the pieces arrive in host memory.
+"""What a stage sends, in order. On a GPU by a thread of its own, which waits for the copy to host memory so that the compute
+thread need not; large results leave piece by piece, as the pieces arrive there. A CPU's small results are in host memory
+already, and the compute thread sends them itself: waking another takes longer than the sending.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from bimetal.engine.wire.frame import Header, Kind
 from bimetal.engine.wire.step import encode_sampled
 
 PIECE_BYTES = 1 << 20
+_AT_ONCE_BYTES = 128 << 10
+"""Fits any socket's buffer, so that sending it waits for nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class Message:
     hidden: tuple[HostCopy, ...] = ()
     sampled: SampledCopies | None = None
 
+    @property
+    def goes_at_once(self) -> bool:
+        """All of it is in host memory, and no peer has to read before it is sent."""
+        return self.stopwatch.is_host_clock and self.header.num_bytes <= _AT_ONCE_BYTES
+
 
 @dataclass(slots=True)
 class Busy:
@@ -37,6 +45,10 @@ class Busy:
 
     seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, seconds: float) -> None:
+        with self.lock:
+            self.seconds += seconds
 
     def take(self) -> float:
         with self.lock:
@@ -60,15 +72,25 @@ class Outbox:
         self._driver = driver
         self._on_failure = on_failure
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._unsent = 0
+        self._unsent_lock = threading.Lock()
         threading.Thread(target=self._send_forever, name="sender", daemon=True).start()
 
     def put(self, message: Message) -> None:
+        """On the one compute thread. LinkError if the peer is gone and the message goes at once."""
+        if message.goes_at_once and not self._unsent:
+            self._send(message)
+            return
+        with self._unsent_lock:
+            self._unsent += 1
         self._messages.put(message)
 
     def _send_forever(self) -> None:
         try:
             while True:
                 self._send(self._messages.get())
+                with self._unsent_lock:
+                    self._unsent -= 1
         except Exception as error:
             self._on_failure(error)
 
@@ -77,24 +99,19 @@ class Outbox:
         if message.hidden:
             assert self._hidden_out is not None
             self._hidden_out.send(header, _as_they_come(message.hidden))
-        else:
-            self._send_ids(header, message.sampled)
-        seconds = message.stopwatch.elapsed_s()
-        with self.busy.lock:
-            self.busy.seconds += seconds
-
-    def _send_ids(self, header: Header, copies: SampledCopies | None) -> None:
-        """To the first stage, which waits for them, then to the driver."""
+            self.busy.add(message.stopwatch.elapsed_s())
+            return
         assert self._driver is not None
         where = (header.epoch, header.step, header.micro_batch)
-        if copies is None:
-            self._driver.send(Header(Kind.SAMPLED, 0, *where), ())
-            return
-        sampled = copies.wait()
-        if self._ids_out is not None:
-            ids = np.ascontiguousarray(sampled.ids).data.cast("B")
-            self._ids_out.send(Header(Kind.IDS, len(ids), *where), (ids,))
-        payload = encode_sampled(sampled).data.cast("B")
+        payload: Buffer = b""
+        if message.sampled is not None:
+            sampled = message.sampled.wait()
+            if self._ids_out is not None:  # to the first stage before the driver: it waits for them
+                ids = np.ascontiguousarray(sampled.ids).data.cast("B")
+                self._ids_out.send(Header(Kind.IDS, len(ids), *where), (ids,))
+            payload = encode_sampled(sampled).data.cast("B")
+        # Before the driver hears of the step, so that what it then asks includes it.
+        self.busy.add(message.stopwatch.elapsed_s())
         self._driver.send(Header(Kind.SAMPLED, len(payload), *where), (payload,))
 
 
