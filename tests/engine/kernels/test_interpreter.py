@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from kernel_agreement import CASES
+from remembered import remembered
 
 PROGRAM = Path(__file__).with_name("kernel_agreement.py")
 SLOW = ("prefill-", "decode-", "experts-")
@@ -20,8 +21,14 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
 @pytest.fixture(scope="module")
-def errors() -> dict[str, dict[str, float]]:
-    """By dtype and case; one interpreting process a dtype, side by side."""
+def errors(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
+    """By dtype and case."""
+    found: dict[str, dict[str, float]] = remembered(request.config, "interpreter", interpret)
+    return found
+
+
+def interpret() -> dict[str, dict[str, float]]:
+    """One interpreting process a dtype, side by side."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     running = {
         dtype: subprocess.Popen(
