@@ -37,8 +37,8 @@ def stage_children(pid: int) -> list[psutil.Process]:
     ]
 
 
-def _poll_for_ever(driver: Driver) -> None:
-    while driver.poll(1.0) is not None:
+def _poll_for_ever(driver: Driver, timeout_s: float = 1.0) -> None:
+    while driver.poll(timeout_s) is not None:
         pass
 
 
@@ -62,6 +62,17 @@ def test_a_dead_stage_is_named_and_nobody_is_left(folder: Path, dead: int) -> No
         _poll_for_ever(driver)
     driver.stop()
     wait_until_gone(children, 5)
+
+
+def test_a_stage_that_hangs_is_noticed(folder: Path) -> None:
+    """It closes no connection; whoever waits for its step is told."""
+    driver = Driver(EngineOptions(plan=plan_document(folder, (0, 2, 4)), step_timeout_s=1.0))
+    driver.start()
+    stage_children(os.getpid())[1].suspend()
+    driver.submit(Generate("it", (3, 4), greedy_params(200)))
+    with pytest.raises(StageError, match=r"did not come back within 1 s.*node0, node1.*--step-timeout-s"):
+        _poll_for_ever(driver, 0.25)
+    driver.stop()
 
 
 def test_stages_that_hang_are_ended_together(folder: Path) -> None:

@@ -50,6 +50,12 @@ _OPTIONS = (
     click.option(
         "--link", default="tcp", type=click.Choice(["tcp", "nixl"]), help="How stages exchange activations."
     ),
+    click.option(
+        "--step-timeout-s",
+        default=300.0,
+        type=click.FloatRange(0, min_open=True),
+        help="After so long without an answer a stage counts as hung.",
+    ),
     click.option("--load-format", default="safetensors", type=click.Choice(["safetensors", "dummy"])),
     click.option(
         "--seed", default=0, type=click.IntRange(0), help="Of dummy weights and of requests that bring none."
@@ -199,5 +205,6 @@ def engine_options(plan: Plan, flags: dict[str, Any]) -> EngineOptions:
         num_micro_batches=flags["num_micro_batches"],
         link=flags["link"],
         load_format=flags["load_format"],
+        step_timeout_s=flags["step_timeout_s"],
         seed=flags["seed"],
     )

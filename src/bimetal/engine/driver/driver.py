@@ -23,7 +23,7 @@ from bimetal.engine.wire.control import AskStats, LoadStage, StageStats
 from bimetal.engine.wire.frame import Kind
 from bimetal.engine.wire.options import EngineOptions
 from bimetal.engine.wire.step import Sampled, decode_sampled
-from bimetal.errors import ConfigError, RequestError
+from bimetal.errors import ConfigError, RequestError, StageError
 from bimetal.plan import Stage, check_stages, parse_plan
 from bimetal.policy.step_times import fit_step_time
 
@@ -76,6 +76,8 @@ class Driver:
         self._grammars: Grammars | None = None
         self.interrupted = False
         self._stage_stats: dict[int, StageStats] = {}
+        self._heard_at_s: float | None = None
+        """When the last step came back, or the first of those in flight went out; None: nothing is in flight."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -188,6 +190,7 @@ class Driver:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
             self._take(self.scheduler.expire(time.monotonic()), outputs)
+            self._check_progress()
             return outputs
         while True:
             if isinstance(event, _Stop):
@@ -199,7 +202,22 @@ class Driver:
                 break
         self._take(self.scheduler.expire(time.monotonic()), outputs)
         self._issue()
+        self._check_progress()
         return outputs
+
+    def _check_progress(self) -> None:
+        """StageError if steps are due and none has come back for too long: a stage that hangs closes no connection."""
+        outstanding, now_s = self.scheduler.outstanding, time.monotonic()
+        if not outstanding:
+            self._heard_at_s = None
+        elif self._heard_at_s is None:
+            self._heard_at_s = now_s
+        elif now_s - self._heard_at_s > self.options.step_timeout_s:
+            nodes = ", ".join(stage.node for stage in self.replica.stages)
+            raise StageError(
+                f"step {next(iter(outstanding))} did not come back within {self.options.step_timeout_s:g} s: a stage hangs "
+                f"(nodes {nodes}): look at its device there; where steps may take that long, raise --step-timeout-s"
+            )
 
     def _handle(self, event: FromStage | Generate | Abort, outputs: list[Output]) -> None:
         if isinstance(event, FromStage):
@@ -207,6 +225,7 @@ class Driver:
             assert event.header is not None
             if event.header.kind is Kind.SAMPLED and event.header.epoch == self._stages.epoch:
                 sampled = decode_sampled(event.payload) if event.header.num_bytes else None
+                self._heard_at_s = time.monotonic()
                 self._apply(event.header.step, sampled, outputs)
                 self._issue()
             elif event.header.kind is Kind.STATS:

@@ -53,6 +53,8 @@ class EngineOptions:
     """`dummy`: random weights of the model's shape; nothing is read but its config."""
     kernels: KernelChoice = "auto"
     """`auto`: Triton's on GPUs, torch's elsewhere."""
+    step_timeout_s: float = 300.0
+    """A stage that answers to nothing for so long while steps are due has hung, and ends the engine."""
     seed: int = 0
     """Of dummy weights, and of requests that bring none."""
 
@@ -72,6 +74,10 @@ class EngineOptions:
             raise ConfigError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}, but is a share above 0 and up to 1: "
                 "0.9 leaves a tenth of the device to others"
+            )
+        if not self.step_timeout_s > 0:
+            raise ConfigError(
+                f"step_timeout_s is {self.step_timeout_s}, but must be above 0: the longest that a step may take"
             )
         if self.dtype is not None and self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype is {self.dtype!r}, but must be one of {', '.join(DTYPE_BYTES)}")
