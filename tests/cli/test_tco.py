@@ -272,3 +272,13 @@ def test_csv_gives_back_the_rows(tmp_path):
     assert {r["fleet"] for r in rows} == {fleet["name"]} == {'a, "b"\nc'}
     assert [r["row"] for r in rows] == [r["row"] for r in fleet["rows"]]
     assert sum(float(r["npv_p50_usd"]) for r in rows) == pytest.approx(fleet["tco"]["p50"], abs=0.05)
+
+
+def test_a_break_even_starts_from_the_compared_fleets_own_value(tmp_path):
+    two = "  - name: two\n    stack_usd_per_year: 9000\n    groups: [{gpu: H100, count: 8}]\n"
+    (tmp_path / "a.yaml").write_text(PLAIN + two)
+    dear = PLAIN.replace("name: plain", "name: dear").replace("25000", "40000").replace("0.3}", "0.1}")
+    (tmp_path / "b.yaml").write_text(dear)
+    document = json.loads(run(tmp_path / "a.yaml", "--compare", tmp_path / "b.yaml", "--json"))
+    found = [{b["name"]: b["now"] for b in d["break_evens"]} for d in document["decisions"]]
+    assert [now["gpus.H100.price_usd"] for now in found] == [25_000, 40_000]

@@ -80,6 +80,12 @@ def parse(text):
         ("wacc_ratio: 0.08", "wacc_ratio: 0.08, tax_ratio: 1", ("finance.tax_ratio", "0.99")),
         ("count: 8", "count: true", ("fleets[0].groups[0].count", "True")),
         ("name: test", "name: test\nseed: -1", ("seed", "-1")),
+        (
+            "utilisation_ratio: 0.6\n",
+            "utilisation_ratio: 0.6\n  input_tokens_per_output_token: 1\n"
+            "serving: {model: Llama-3.1-70B, input_tokens: 2048, output_tokens: 256, concurrency: 8}\n",
+            ("s.yaml:7", "workload.input_tokens_per_output_token", "is 1", "serving has 8"),
+        ),
         ("name: test", "name: test\ncurrency: {name: USD, per_usd: 0.9}", ("currency", "one USD")),
         ("name: test", "name: test\ncurrency: {name: EUR, per_usd: .inf}", ("currency.per_usd", "inf")),
         (

@@ -12,18 +12,9 @@ from rich.table import Table
 
 from bimetal.economics.audit import Judgement
 from bimetal.economics.judged import ASSERTION, JudgedClaim
+from bimetal.economics.quantity import number
 
 VERDICTS = ("holds", "holds only if", "does not hold", ASSERTION)
-
-
-def number(value: float) -> str:
-    """
-    >>> number(27_600_000.0), number(0.0775), number(-3e-17)
-    ('27,600,000', '0.0775', '0')
-    """
-    if abs(value) < 1e-12:
-        return "0"
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _found(j: Judgement) -> str:

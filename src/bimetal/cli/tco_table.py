@@ -10,12 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bimetal.cli.tco_audit import number
 from bimetal.cli.tco_document import SAVINGS, explain_inputs, scenario_of, totals
 from bimetal.economics.analysis import Analysis, Decision
 from bimetal.economics.caveats import conventions, doubts
 from bimetal.economics.placement import Placed
-from bimetal.economics.quantity import Quantity
+from bimetal.economics.quantity import Quantity, number
 from bimetal.economics.tco import compare, returns
 from bimetal.economics.uncertainty import Spread, spread
 from bimetal.units import format_s
@@ -72,8 +71,7 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
         console.print(f"- {escape(text)}")
     for text in doubts(analysis):
         console.print(f"- {escape(text)}", style="yellow")
-    inputs = analysis.scenarios[0].file.workload.input_tokens_per_output_token
-    console.print(f"- per output token, {inputs} input token(s); median \\[p10, p90] in {currency.name}\n")
+    console.print(f"- amounts are median \\[p10, p90] in {currency.name}\n")
     for i, (name, tco) in enumerate(zip(analysis.names, analysis.drawn, strict=True)):
         table = _table(name, ("", f"{currency.name}"))
         for total in totals(tco):

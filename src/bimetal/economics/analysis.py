@@ -42,10 +42,14 @@ SEARCH_FACTOR = 10
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """Where two fleets cost the same, if only this input moves; empty: nowhere within the range searched."""
+    """Where two fleets cost the same, if only this input moves; empty: nowhere within the range searched.
+
+    Where both are of scenarios that name the input, it moves in both.
+    """
 
     name: str
     now: float
+    """In the scenario of the fleet that is compared with the first."""
     at: tuple[float, ...]
     low: float
     high: float
@@ -192,7 +196,8 @@ def _decide(
         return np.broadcast_to(saving([{**c, path: x} if path in c else c for c in centres]), x.shape)
 
     found = []
-    for path, q in _levers(scenarios).items():
+    owners = [s for s in scenarios for _ in s.file.fleets]
+    for path, q in _levers((scenarios[0], owners[i])).items():
         low, high = max(q.central / SEARCH_FACTOR, q.limits[0]), min(q.central * SEARCH_FACTOR, q.limits[1])
         if np.ptp(at(path, np.linspace(low, high, 21))) < ROUNDING:
             continue  # this fleet and the first do not depend on it, or cost the same whatever it is
@@ -204,7 +209,10 @@ def _decide(
 
 
 def _levers(scenarios: Sequence[Scenario]) -> dict[str, Quantity]:
-    """Inputs whose break-even people ask for: prices of GPUs and power, utilisation, throughput; 0 has no tenfold."""
+    """Inputs whose break-even people ask for: prices of GPUs and power, utilisation, throughput; 0 has no tenfold.
+
+    As the last scenario that names them has them.
+    """
     endings = (
         "price_usd",
         "usd_per_kwh",

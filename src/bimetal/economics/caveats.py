@@ -10,18 +10,20 @@ from collections.abc import Callable
 from bimetal.catalog.hardware import find_gpu
 from bimetal.economics.analysis import Analysis
 from bimetal.economics.quantity import Quantity
-from bimetal.economics.scenario import Scenario
+from bimetal.economics.scenario import INPUT_TOKENS, Scenario
+from bimetal.economics.scenario_file import Serving
 
 
 def conventions(analysis: Analysis) -> list[str]:
     """The first scenario's, then those of the others that differ, under their names."""
     found: list[str] = []
+    tokens = analysis.scenarios[0].quantities[INPUT_TOKENS]
     first = 0
     for label, scenario in zip(analysis.labels, analysis.scenarios, strict=True):
         lines = analysis.central[first].fleet.conventions.lines()
         found += [line if first == 0 else f"{label}: {line}" for line in lines if line not in found]
         first += len(scenario.file.fleets)
-    return found
+    return [*found, f"tokens are output tokens, each with {tokens} input token(s)"]
 
 
 def doubts(analysis: Analysis) -> list[str]:
@@ -43,6 +45,13 @@ def doubts(analysis: Analysis) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _served(serving: Serving | None) -> str:
+    if serving is None:
+        return "as given"
+    lengths = f"{serving.input_tokens:g} in, {serving.output_tokens:g} out, {serving.concurrency:g} at once"
+    return f"{serving.model}, {serving.weights}, {serving.tensor_parallel} GPUs, {lengths}"
+
+
 def _named(scenario: Scenario, doubtful: Callable[[Quantity], bool]) -> list[str]:
     return [name for name, q in scenario.quantities.items() if doubtful(q)]
 
@@ -54,9 +63,9 @@ def _unlike(analysis: Analysis) -> list[str]:
     compared = (
         (
             "input tokens per output token",
-            [f"{f.workload.input_tokens_per_output_token.central:g}" for f in files],
+            [f"{s.quantities[INPUT_TOKENS].central:g}" for s in analysis.scenarios],
         ),
-        ("serving", [str(f.serving) if f.serving else "as given" for f in files]),
+        ("serving", [_served(f.serving) for f in files]),
         (
             "output tokens demanded a second",
             [str(f.workload.demand_output_tokens_per_s or "all") for f in files],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from textwrap import wrap
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,9 +12,8 @@ from plotly.offline import get_plotlyjs
 
 from bimetal.economics.analysis import Analysis, Decision
 from bimetal.economics.caveats import conventions, doubts
+from bimetal.economics.page_tables import break_evens, inputs, savings, totals
 from bimetal.economics.tco import by_level
-from bimetal.economics.uncertainty import spread
-from bimetal.units import MEGA
 
 COLOURS = ("#2a78d6", "#d9622b", "#3a9d5d", "#8a5cc2", "#b5892b", "#5f6b7a")
 LEVELS = {
@@ -24,6 +24,7 @@ LEVELS = {
     "revenue": "revenue",
 }
 NUM_BINS = 60
+LINE_CHARS = 16
 TORNADO_ROWS = 8
 STYLE = """
 *{box-sizing:border-box}
@@ -73,8 +74,9 @@ def render_page(analysis: Analysis) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>TCO: {title}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>"
-        f"<h1>{title}</h1>{about}<ul>{said}</ul>{_totals(analysis)}"
-        f'<div class="charts">{blocks}</div>{_inputs(analysis)}{RESIZE}</body></html>\n'
+        f"<h1>{title}</h1>{about}<ul>{said}</ul>{totals(analysis)}{savings(analysis)}"
+        f'<div class="charts">{blocks}</div>{break_evens(analysis)}'
+        f"<details><summary>Inputs and sources</summary>{inputs(analysis)}</details>{RESIZE}</body></html>\n"
     )
 
 
@@ -100,11 +102,23 @@ def _levels(analysis: Analysis) -> go.Figure:
     per_usd = analysis.scenarios[0].file.currency.per_usd
     found = [by_level(tco) for tco in analysis.central]
     bars = [
-        go.Bar(name=label, x=list(analysis.names), y=[float(f.get(level, 0.0)) * per_usd for f in found])
+        go.Bar(
+            name=label,
+            orientation="h",
+            y=[_wrapped(name) for name in analysis.names],
+            x=[float(f.get(level, 0.0)) * per_usd for f in found],
+        )
         for level, label in LEVELS.items()
         if level != "revenue" or any(tco.earns for tco in analysis.central)
     ]
-    return _figure(bars, barmode="relative")
+    figure = _figure(bars, height=160 + 60 * len(found), barmode="relative")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
+def _wrapped(name: str) -> str:
+    """In lines that leave a phone's width to the bars; Plotly takes a name for HTML."""
+    return "<br>".join(escape(line) for line in wrap(name, LINE_CHARS))
 
 
 def _years(analysis: Analysis) -> go.Figure:
@@ -113,7 +127,9 @@ def _years(analysis: Analysis) -> go.Figure:
     for name, tco in zip(analysis.names, analysis.central, strict=True):
         usd = tco.yearly_usd() * per_usd
         bars.append(
-            go.Bar(name=name, x=["today", *(f"year {y}" for y in range(1, len(usd)))], y=usd.tolist())
+            go.Bar(
+                name=_wrapped(name), x=["today", *(f"year {y}" for y in range(1, len(usd)))], y=usd.tolist()
+            )
         )
     return _figure(bars, barmode="group")
 
@@ -132,7 +148,7 @@ def _histograms(results: Sequence[object], names: Sequence[str], percent: str) -
     middles = ((edges[:-1] + edges[1:]) / 2).tolist()
     lines = [
         go.Scatter(
-            name=name, x=middles, y=(np.histogram(d, edges)[0] / len(d)).tolist(), mode="lines", line_shape="hvh",
+            name=_wrapped(name), x=middles, y=(np.histogram(d, edges)[0] / len(d)).tolist(), mode="lines", line_shape="hvh",
             fill="tozeroy",
         )
         for name, d in zip(names, drawn, strict=True)
@@ -180,26 +196,3 @@ def _rent_or_own(analysis: Analysis) -> go.Figure:
     figure.add_hline(y=1.0, line_dash="dot")
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     return figure
-
-
-def _totals(analysis: Analysis) -> str:
-    currency = analysis.scenarios[0].file.currency
-    rows = []
-    for name, tco in zip(analysis.names, analysis.drawn, strict=True):
-        npv, token = (
-            spread(x * currency.per_usd) for x in (tco.npv_usd / MEGA, tco.usd_per_million_output_tokens)
-        )
-        cells = (f"{x.p50:,.3f} [{x.p10:,.3f}, {x.p90:,.3f}]" for x in (npv, token))
-        rows.append(f"<tr><td>{escape(name)}</td>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
-    head = f"<tr><th>median [p10, p90]</th><th>TCO, million {currency.name}</th><th>{currency.name} per million output tokens</th></tr>"
-    return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
-
-
-def _inputs(analysis: Analysis) -> str:
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in (name, str(q), q.date, q.source))}</tr>"
-        for s in analysis.scenarios
-        for name, q in s.quantities.items()
-    )
-    head = "<tr><th>input</th><th>value</th><th>date</th><th>source</th></tr>"
-    return f'<details><summary>Inputs and sources</summary><div class="scroll"><table>{head}{rows}</table></div></details>'

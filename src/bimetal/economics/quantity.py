@@ -130,6 +130,17 @@ def parse_quantity(given: object, low: float, high: float) -> Quantity:
     return Quantity(shape, numbers, str(given.get("source", "the scenario")), when, (low, high))
 
 
+def number(value: float) -> str:
+    """For people: four digits, or all before the point.
+
+    >>> number(27_600_000.0), number(0.0775), number(-3e-17)
+    ('27,600,000', '0.0775', '0')
+    """
+    if abs(value) < 1e-12:
+        return "0"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def shorten(text: str, most: int = 60) -> str:
     """
     >>> shorten("1" * 400, 8)

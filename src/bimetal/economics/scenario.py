@@ -33,6 +33,7 @@ from bimetal.plan import load_plan
 DATED = re.compile(r"20\d\d(?:-\d\d(?:-\d\d)?| Q[1-4])")
 
 
+INPUT_TOKENS = "workload.input_tokens_per_output_token"
 _ADAPTER = TypeAdapter(ScenarioFile)
 ThroughputOf = Callable[[GpuSpec, Serving], Quantity]
 
@@ -72,6 +73,9 @@ def parse_scenario(document: Document, folder: Path, throughput_of: ThroughputOf
         tdp_w = catalogue_quantity(find_gpu(given), "tdp_w")
         if file.gpus[given].tdp_w is None and tdp_w is not None:
             quantities[f"gpus.{given}.tdp_w"] = tdp_w
+    if file.serving is not None and "input_tokens_per_output_token" not in file.workload.model_fields_set:
+        ratio = file.serving.input_tokens / file.serving.output_tokens
+        quantities[INPUT_TOKENS] = fixed(ratio, "serving: input_tokens / output_tokens")
     for i, given in enumerate(file.rent_or_own):
         if given not in file.gpus:
             raise document.error(

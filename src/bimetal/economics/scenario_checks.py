@@ -23,6 +23,14 @@ def check_file(document: Document, file: ScenarioFile) -> None:
         where = ("gpus", gpu, "discounts")
         _check_unique(document, where, [discount.name for discount in fields.discounts])
         _check_discounts(document, where, fields)
+    stated = file.workload.input_tokens_per_output_token.central
+    if file.serving is not None and "input_tokens_per_output_token" in file.workload.model_fields_set:
+        served = file.serving.input_tokens / file.serving.output_tokens
+        if not math.isclose(stated, served, rel_tol=0.01):
+            raise document.error(
+                ("workload", "input_tokens_per_output_token"),
+                f"is {stated:g}, and serving has {served:g} (input_tokens / output_tokens): give one of them",
+            )
     seen: set[frozenset[str]] = set()
     for i, (a, b, rho) in enumerate(file.correlations):
         if not -1 < rho < 1:
