@@ -6,9 +6,23 @@ import pytest
 
 from bimetal.catalog.document import Document
 from bimetal.catalog.hardware import find_gpu
+from bimetal.cli.tco_model import throughput_of
 from bimetal.economics.analysis import rent_or_own
 from bimetal.economics.binding import bind, bind_one
 from bimetal.economics.scenario import catalogue_quantity, check_comparable, parse_scenario
+from bimetal.economics.scenario_file import (
+    Colocation,
+    Discount,
+    Finance,
+    FleetFields,
+    GpuFields,
+    GroupFields,
+    OwnPower,
+    Serving,
+    SiteFields,
+    WaitingFields,
+    Workload,
+)
 from bimetal.economics.tco import price_fleet
 from bimetal.economics.uncertainty import central_values
 from bimetal.errors import ConfigError
@@ -235,3 +249,25 @@ def test_different_demand_is_not_compared_per_fleet():
     with pytest.raises(ConfigError, match="compare_per to token"):
         check_comparable([one, two])
     check_comparable([parse(TEXT), two])
+
+
+def test_the_scenario_in_the_docs_prices_and_every_field_is_in_its_table():
+    page = (Path(__file__).parents[2] / "docs" / "economics.md").read_text(encoding="utf-8")
+    text = page.split("```yaml\n")[1].split("```")[0]
+    scenario = parse_scenario(Document(text, "docs"), Path("."), throughput_of)
+    costs = [price_fleet(f).npv_usd for f in bind(scenario, central_values(scenario.quantities))]
+    assert float(costs[0]) > float(costs[1]) > 0
+    parts = (
+        Finance,
+        OwnPower,
+        Colocation,
+        SiteFields,
+        Workload,
+        Serving,
+        GpuFields,
+        GroupFields,
+        FleetFields,
+    )
+    for part in (*parts, WaitingFields, Discount):
+        for field in part.model_fields:
+            assert f"`{field}`" in page or f".{field}`" in page or f"[].{field}" in page, field
