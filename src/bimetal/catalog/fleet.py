@@ -167,15 +167,16 @@ _ADAPTER = TypeAdapter(Fleet)
 
 def load_fleet(path: Path) -> Fleet:
     """Read and check a fleet file; ConfigError names file, line, field, value and what is allowed."""
-    return _checked(Document.read(Path(path)))
+    return check_fleet(Document.read(Path(path)))
 
 
 def parse_fleet(text: str, source: str) -> Fleet:
     """The same from text; `source` stands for the file's name in errors."""
-    return _checked(Document(text, source))
+    return check_fleet(Document(text, source))
 
 
-def _checked(document: Document) -> Fleet:
+def check_fleet(document: Document) -> Fleet:
+    """From a parsed file."""
     if document.value is None:
         raise document.error((), "the file is empty: it needs at least `model` and `nodes`")
     fleet = document.validate(_ADAPTER)

@@ -189,12 +189,14 @@ class FleetPlanner:
         name: str,
         wanted: Sequence[bool] | None = None,
         *,
+        demand: Demand | None = None,
         slacks: Slacks | None = None,
         simulate: bool = True,
     ) -> FleetPlan:
         """The cheapest plan that passes its simulation; if none of the rounds did, the one that came nearest.
 
-        `wanted` [templates]: which may be used; None: all. InfeasibleError if no fleet serves the demand at all.
+        `wanted` [templates]: which may be used; None: all. `demand`: with other stock or limits of the site. InfeasibleError
+        if no fleet serves the demand at all.
         """
         now: dict[str, Slack] = {t.name: Slack() for t in self.traffic} | dict(slacks or {})
         best: tuple[tuple[bool, float], FleetPlan] | None = None
@@ -203,7 +205,7 @@ class FleetPlanner:
                 candidates = self.candidates(now)
                 if wanted is not None:
                     candidates = candidates.keep(wanted)
-                problem, optimum = self.solve(candidates)
+                problem, optimum = self.solve(candidates, demand=demand)
             except InfeasibleError:
                 if best is None:
                     raise

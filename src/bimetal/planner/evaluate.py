@@ -94,13 +94,15 @@ class Evaluator:
 
     def whole(self, slots: Indices) -> Machines:
         """The whole model on each of some slots."""
-        ends = np.tile(np.array([0, self.tables.num_layers]), (len(slots), 1))
+        ends = np.tile(np.array([0, self.tables.num_layers], dtype=np.int64), (len(slots), 1))
         return self.tables.chains(slots[:, None], ends)
 
     def transfer_s(self, first: Slot, second: Slot, tokens: NDArray[np.int64]) -> Floats:
         """Of caches of so many tokens, one at a time, from one slot to another."""
         link = self.tables.link(first, second)
-        seconds: Floats = link.latency_s + self.cache_bytes * tokens / link.bandwidth_bytes_per_s
+        seconds: Floats = (
+            link.latency_s + self.cache_bytes * tokens.astype(np.float64) / link.bandwidth_bytes_per_s
+        )
         return seconds
 
     @property
@@ -126,7 +128,8 @@ class Evaluator:
         active = sum(spec.layer_params(i, float(spec.experts_per_token)) for i in range(spec.num_layers))
         share = layers * spec.experts_per_token * spec.expert_params / active
         a, b = self.whole(first), self.whole(second)
-        one, other = ({k: v[:, 0] for k, v in m.clocks.items()} for m in (a, b))
+        one: dict[str, Floats] = {k: v[:, 0] for k, v in a.clocks.items()}
+        other: dict[str, Floats] = {k: v[:, 0] for k, v in b.clocks.items()}
 
         def slower(name: str) -> Floats:
             both: Floats = np.maximum(

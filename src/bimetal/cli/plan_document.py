@@ -1,0 +1,132 @@
+"""A fleet decision as plain data for programs, and its runnable templates as Plan files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from bimetal.plan import dump_plan
+from bimetal.planner.decide import FleetPlan
+from bimetal.planner.decision import Alternative, Decision
+from bimetal.planner.deployment import deployments
+
+DIGITS = 6
+
+
+def decision_document(decision: Decision) -> dict[str, Any]:
+    """Numbers rounded; what is infinite or unknown is null."""
+    document = {
+        "version": 1,
+        "chosen": decision.chosen,
+        "verdict": list(decision.verdict),
+        "binds": list(decision.binds),
+        "plan": _plan(decision, decision.plan),
+        "alternatives": [_alternative(decision, a) for a in decision.alternatives],
+        "relaxations": [
+            {
+                "what": r.what,
+                "usd_per_h": r.usd_per_h,
+                "saved_usd_per_h": r.saved_usd_per_h,
+                "goodput_gained_tokens_per_s": r.goodput_gained_tokens_per_s,
+            }
+            for r in decision.relaxations
+        ],
+        "front": [
+            {
+                "limits_times": p.factor,
+                "tpot_p99_s": p.tpot_p99_s,
+                "usd_per_h": p.usd_per_h,
+                "usd_per_million_output_tokens": p.usd_per_million_tokens,
+                "kinds": list(p.kinds),
+            }
+            for p in decision.front
+        ],
+        "num_templates": decision.num_templates,
+        "excluded": list(decision.excluded),
+    }
+    plain: dict[str, Any] = _plain(document)
+    return plain
+
+
+def _alternative(decision: Decision, a: Alternative) -> dict[str, Any]:
+    interval = a.prices.interval if a.prices else None
+    return {
+        "name": a.name,
+        "reasons": list(a.reasons),
+        "beyond_stock": a.beyond_stock,
+        "usd_per_million_output_tokens_90": list(interval) if interval else None,
+        "chance_chosen_is_cheaper": decision.chance_cheaper(a),
+        **(_plan(decision, a.plan) if a.plan else {}),
+    }
+
+
+def _plan(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
+    stock = decision.planner.demand.stock
+    optimum = plan.optimum
+    return {
+        "usd_per_h": plan.usd_per_h,
+        "usd_per_million_output_tokens": plan.usd_per_million_tokens,
+        "output_tokens_per_s": plan.output_tokens_per_s,
+        "goodput_tokens_per_s": sum(r.goodput_tokens_per_s for r in plan.replays) if plan.replays else None,
+        "power_w": plan.watts,
+        "gpus": {entry.spec.name: n for entry, n in zip(stock, plan.gpus, strict=True) if n},
+        "kept_limits": plan.passed if plan.replays else None,
+        "rounds": plan.num_rounds,
+        "gap_ratio": optimum.gap_ratio,
+        "bound": optimum.bound,
+        "templates_in_the_program": optimum.num_core,
+        "templates_priced_out": optimum.num_priced_out,
+        "solve_s": optimum.seconds,
+        "replicas": [
+            {
+                "number": d.number,
+                "kind": d.kind,
+                "what": d.label,
+                "requests_per_s": dict(group.served_per_s),
+                "not_runnable": d.not_runnable,
+            }
+            for d, group in zip(deployments(decision.planner, plan), plan.groups, strict=True)
+        ],
+        "classes": {
+            r.name: {
+                "ttft_s": {f"p{p}": v for p, v in r.ttft_s.items()},
+                "tpot_s": {f"p{p}": v for p, v in r.tpot_s.items()},
+                "met_ratio": r.met_ratio,
+                "goodput_tokens_per_s": r.goodput_tokens_per_s,
+            }
+            for r in plan.replays
+        },
+        "fine_tuning": _jobs(decision, plan),
+    }
+
+
+def _jobs(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
+    demand = decision.planner.demand
+    names = [entry.name for entry in demand.demand if entry.kind == "fine-tuning"]
+    return {
+        names[job]: {"gpu": demand.stock[g].spec.name, "num_gpus": int(plan.problem.jobs[job, g])}
+        for job, g in plan.optimum.chosen.jobs.items()
+    }
+
+
+def write_plans(decision: Decision, output: Path) -> list[Path]:
+    """A Plan file for each template that the engine can run, beside `output`: NAME-0.yaml, NAME-1.yaml, ..."""
+    paths = []
+    for i, deployment in enumerate(deployments(decision.planner, decision.plan)):
+        if deployment.plan is not None:
+            path = output.with_name(f"{output.stem}-{i}{output.suffix or '.yaml'}")
+            path.write_text(dump_plan(deployment.plan), encoding="utf-8")
+            paths.append(path)
+    return paths
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bool | str | int) or value is None:
+        return value
+    number = float(value)
+    return round(number, DIGITS) if math.isfinite(number) else None

@@ -1,0 +1,156 @@
+"""A fleet decision as tables for people, within 80 columns."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bimetal.planner.decide import FleetPlan
+from bimetal.planner.decision import Alternative, Decision
+from bimetal.planner.sensitivity import FrontPoint
+from bimetal.units import KILO, MS_PER_S
+
+BAR = 34
+MOST_EXCLUDED = 6
+
+
+def print_decision(decision: Decision, console: Console | None = None) -> None:
+    """What is asked, what is chosen, what else there was, what would change it."""
+    console = console or Console(highlight=False)
+    for t in decision.planner.traffic:
+        limits = (
+            "done by its deadline"
+            if t.is_batch
+            else f"TTFT p99 <= {t.ttft_s:g} s, TPOT p99 <= {t.tpot_s * MS_PER_S:g} ms"
+        )
+        console.print(
+            f"{escape(t.name)}: {escape(t.model)}, {t.rate_per_s:.4g} requests/s of {t.input_tokens:.0f} + "
+            f"{t.output_tokens:.0f} tokens, {limits}{', N+1' if t.n_plus_one else ''}"
+        )
+    plan = decision.plan
+    console.print()
+    console.print(f"Chosen ({escape(decision.chosen)}): {_gpus(decision, plan)}", soft_wrap=False)
+    for group in plan.groups:
+        served = ", ".join(f"{escape(name)} {rate:.3g}/s" for name, rate in group.served_per_s.items())
+        blocked = group.template.not_runnable
+        mark = f"  \\[priced only: {escape(blocked)}]" if blocked else ""
+        console.print(
+            f"  {group.number} x {group.template.kind}: {escape(group.template.label)}: {served}{mark}"
+        )
+    for job, g in plan.optimum.chosen.jobs.items():
+        names = [entry.name for entry in decision.planner.demand.demand if entry.kind == "fine-tuning"]
+        number, kind = int(plan.problem.jobs[job, g]), decision.planner.demand.stock[g].spec.name
+        console.print(f"  {number} x {kind} kept for {escape(names[job])}")
+    console.print()
+    _print_table(decision, console)
+    for line in decision.verdict:
+        console.print(f"- {escape(line)}")
+    _print_proof(decision, plan, console)
+    _print_changes(decision, console)
+
+
+def _print_table(decision: Decision, console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", overflow="fold")
+    for title in ("$/h", "$/Mtok", "goodput", "TTFT p50/p99", "TPOT p50/p99", "kW", "P"):
+        table.add_column(title, justify="right", no_wrap=title != "P")
+    for a in decision.alternatives:
+        table.add_row(*_cells(decision, a))
+    console.print(table)
+    for a in decision.alternatives:
+        if a.plan is not None:
+            beyond = " (more than there is)" if a.beyond_stock else ""
+            console.print(f"  {escape(a.name)}: {_gpus(decision, a.plan)}{beyond}")
+        for reason in a.reasons:
+            console.print(f"  {escape(a.name)}: {escape(reason)}")
+    console.print(
+        "goodput: output tok/s of requests within their limits, simulated. P: chance that the chosen plan is "
+        "cheaper per token at what it can serve, on shared draws of the performance model."
+    )
+
+
+def _cells(decision: Decision, a: Alternative) -> tuple[str, ...]:
+    star = "*" if a.name == decision.chosen else ""
+    if a.plan is None:
+        return (escape(a.name), *("-",) * 7)
+    interactive = [r for r in a.plan.replays if _is_interactive(decision, r.name)]
+    ttft = tpot = goodput = "-"
+    if a.plan.replays:
+        goodput = f"{sum(r.goodput_tokens_per_s for r in a.plan.replays):.0f}"
+    if interactive:
+        worst = {p: max(r.ttft_s[p] for r in interactive) for p in (50, 99)}
+        ttft = f"{worst[50]:.2f}/{worst[99]:.2f} s"
+        worst = {p: max(r.tpot_s[p] for r in interactive) * MS_PER_S for p in (50, 99)}
+        tpot = f"{worst[50]:.0f}/{worst[99]:.0f} ms"
+    chance = decision.chance_cheaper(a)
+    broken = "" if a.plan.passed else "!"
+    return (
+        escape(a.name) + star + broken,
+        f"{a.plan.usd_per_h:.2f}",
+        f"{a.plan.usd_per_million_tokens:.3f}",
+        *(goodput, ttft, tpot),
+        f"{a.plan.watts / KILO:.0f}",
+        "" if chance is None else f"{chance:.0%}",
+    )
+
+
+def _is_interactive(decision: Decision, name: str) -> bool:
+    return not next(t for t in decision.planner.traffic if t.name == name).is_batch
+
+
+def _gpus(decision: Decision, plan: FleetPlan) -> str:
+    stock = decision.planner.demand.stock
+    used = [f"{n} {entry.spec.name}" for entry, n in zip(stock, plan.gpus, strict=True) if n]
+    return " + ".join(used) or "no GPUs"
+
+
+def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
+    o = plan.optimum
+    console.print(
+        f"- {decision.num_templates} templates; no plan of any of them is more than {o.gap_ratio:.2%} cheaper by the "
+        f"formulas ({o.seconds:.1f} s, {o.num_core} templates with whole numbers, {o.num_priced_out} priced out)"
+    )
+    if plan.replays:
+        word = "kept its limits" if plan.passed else "broke a limit"
+        console.print(f"- simulated: {word}; {plan.num_rounds} round(s) of solving and simulating")
+    prices = next((a.prices for a in decision.alternatives if a.name == decision.chosen), None)
+    if prices is not None:
+        low, high = prices.interval
+        top = f"{high:.2f}" if math.isfinite(high) else "no limit kept"
+        console.print(f"- $/Mtok at what it can serve, 90% of draws: {low:.2f} to {top}")
+    binds = ", ".join(decision.binds) or "nothing but whole nodes"
+    console.print(f"- binds: {escape(binds)}")
+
+
+def _print_changes(decision: Decision, console: Console) -> None:
+    if decision.relaxations:
+        console.print("\nRelaxed one at a time and solved again:")
+    for r in decision.relaxations:
+        gain = f"saves ${r.saved_usd_per_h:.2f}/h" if r.saved_usd_per_h > 0 else "gives nothing"
+        if r.goodput_gained_tokens_per_s > 0:
+            gain = f"serves {r.goodput_gained_tokens_per_s:.0f} more output tok/s"
+        console.print(f"  {escape(r.what)}: {gain}")
+    if decision.front:
+        console.print("\nCost against latency (all limits scaled together):")
+        for point in decision.front:
+            console.print(f"  {_bar(point, decision.front)}")
+    if decision.excluded:
+        console.print("\nLeft out:")
+        for reason in decision.excluded[:MOST_EXCLUDED]:
+            console.print(f"  {escape(reason)}")
+        if len(decision.excluded) > MOST_EXCLUDED:
+            console.print(f"  and {len(decision.excluded) - MOST_EXCLUDED} more (--json has all)")
+
+
+def _bar(point: FrontPoint, front: tuple[FrontPoint, ...]) -> str:
+    limit = (
+        f"TPOT p99 {point.tpot_p99_s * MS_PER_S:4.0f} ms" if math.isfinite(point.tpot_p99_s) else "no limit"
+    )
+    if point.usd_per_million_tokens is None:
+        return f"{limit}  not from this stock"
+    top = max(p.usd_per_million_tokens or 0.0 for p in front)
+    length = max(1, round(BAR * point.usd_per_million_tokens / top))
+    return f"{limit}  {'#' * length} ${point.usd_per_million_tokens:.3f}/Mtok"

@@ -1,0 +1,182 @@
+"""`Decision`: the chosen fleet beside what else could have been bought, and how sure the choice is.
+
+Owns which alternatives are solved, at the same limits and from the same stock, and the words for what came out. Nothing here
+prefers a mix: the cheapest plan that passed its simulation is chosen, whatever it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bimetal.catalog.demand import Demand
+from bimetal.errors import InfeasibleError
+from bimetal.perf.calibration import Calibration
+from bimetal.planner.compare import DrawnPrices, draw_prices
+from bimetal.planner.decide import FleetPlan, FleetPlanner
+from bimetal.planner.infeasible import explain
+from bimetal.planner.sensitivity import FrontPoint, Relaxation, binding, front, relaxations
+from bimetal.planner.templates import Template
+
+STOCK_MULTIPLE = 4
+"""Of what there is, for the price of alternatives that it is too small for."""
+BEST, UNSPLIT, RUNNABLE = "best of all", "no replica split", "runs on bimetal today"
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way of choosing: a plan, or why there is none."""
+
+    name: str
+    plan: FleetPlan | None
+    reasons: tuple[str, ...]
+    """Why there is none, and what would have to change."""
+    prices: DrawnPrices | None = None
+    beyond_stock: bool = False
+    """The plan needs more GPUs than are in stock: shown for its price, never chosen."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`alternatives[0]` is over all templates; `chosen` is the name of the cheapest that passed."""
+
+    planner: FleetPlanner
+    alternatives: tuple[Alternative, ...]
+    chosen: str
+    verdict: tuple[str, ...]
+    binds: tuple[str, ...]
+    relaxations: tuple[Relaxation, ...]
+    front: tuple[FrontPoint, ...]
+    num_templates: int
+    excluded: tuple[str, ...]
+
+    @property
+    def plan(self) -> FleetPlan:
+        """The chosen one."""
+        plan = next(a.plan for a in self.alternatives if a.name == self.chosen)
+        assert plan is not None  # only plans are chosen
+        return plan
+
+    def chance_cheaper(self, other: Alternative) -> float | None:
+        """That the chosen plan is cheaper than `other`, over the performance model's draws."""
+        mine = next(a.prices for a in self.alternatives if a.name == self.chosen)
+        if mine is None or other.prices is None or other.name == self.chosen:
+            return None
+        return mine.cheaper_than(other.prices)
+
+
+def decide(
+    demand: Demand,
+    folder: Path,
+    calibration: Calibration,
+    *,
+    simulate: bool = True,
+    explore: bool = True,
+) -> Decision:
+    """`explore`: solve relaxations and the front too. InfeasibleError names what binds and the nearest relaxations."""
+    planner = FleetPlanner(demand, folder, calibration)
+    names = list(dict.fromkeys(entry.spec.vendor for entry in demand.stock))
+    choices: list[tuple[str, list[bool] | None]] = [(BEST, None)]
+    templates = planner.templates
+    if len(names) > 1:
+        choices += [(f"all {v}", [t.vendors == {v} for t in templates]) for v in names]
+    choices.append((UNSPLIT, [t.kind == "replica" for t in templates]))
+    runnable = [t.not_runnable is None for t in templates]
+    if any(runnable) and not all(runnable):
+        choices.append((RUNNABLE, runnable))
+    alternatives: list[Alternative] = []
+    for name, wanted in choices:
+        alternatives.append(_alternative(planner, name, wanted, alternatives, simulate))
+    plans = [a.plan for a in alternatives if a.plan is not None]
+    eligible = [a.plan for a in alternatives if a.plan is not None and not a.beyond_stock]
+    if not eligible:
+        raise InfeasibleError(
+            "no fleet serves this demand:\n" + "\n".join(f"- {r}" for r in alternatives[0].reasons)
+        )
+    drawn = {p.name: p for p in draw_prices(planner, plans)} if planner.traffic else {}
+    alternatives = [replace(a, prices=drawn.get(a.name)) for a in alternatives]
+    chosen = min(eligible, key=lambda plan: _merit(demand, plan))
+    return Decision(
+        planner=planner,
+        alternatives=tuple(alternatives),
+        chosen=chosen.name,
+        verdict=tuple(_verdict(demand, chosen, alternatives)),
+        binds=tuple(binding(planner, chosen)),
+        relaxations=tuple(relaxations(planner, chosen, None)) if explore else (),
+        front=tuple(front(planner, chosen)) if explore and planner.traffic else (),
+        num_templates=len(templates),
+        excluded=tuple(planner.candidates().excluded),
+    )
+
+
+def _merit(demand: Demand, plan: FleetPlan) -> tuple[bool, float, float]:
+    """Smaller is better: plans that kept their limits, then goodput if that is asked for, then cost."""
+    goodput = plan.output_tokens_per_s if demand.objective == "goodput" else 0.0
+    return not plan.passed, -round(goodput, 3), round(plan.usd_per_h, 6)
+
+
+def _alternative(
+    planner: FleetPlanner,
+    name: str,
+    wanted: Sequence[bool] | None,
+    known: Sequence[Alternative],
+    simulate: bool,
+) -> Alternative:
+    """A plan already found that uses only what is wanted is this one too: the optimum of a part that holds it."""
+    first = known[0].plan if known else None
+    if first is not None and wanted is not None:
+        allowed = {t for t, keep in zip(planner.templates, wanted, strict=True) if keep}
+        if all(group.template in allowed for group in first.groups) and first.groups:
+            return Alternative(name, replace(first, name=name), ())
+    try:
+        return Alternative(name, planner.plan(name, wanted, simulate=simulate), ())
+    except InfeasibleError as error:
+        reasons = tuple(explain(planner, wanted)) or (str(error),)
+    if first is None or wanted is None or planner.demand.objective != "cost":
+        return Alternative(name, None, reasons)
+    try:  # what it would cost if more of the same could be had
+        plan = planner.plan(name, wanted, demand=_more_stock(planner.demand), simulate=simulate)
+    except InfeasibleError:
+        return Alternative(name, None, reasons)
+    return Alternative(name, plan, reasons, beyond_stock=True)
+
+
+def _more_stock(demand: Demand) -> Demand:
+    stock = tuple(replace(entry, count=entry.count * STOCK_MULTIPLE) for entry in demand.stock)
+    return replace(demand, stock=stock, site=replace(demand.site, power_cap_w=None, budget_usd_per_h=None))
+
+
+def vendors(templates: Sequence[Template]) -> list[str]:
+    """Of the GPUs in them, by name."""
+    return sorted({vendor for t in templates for vendor in t.vendors})
+
+
+def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternative]) -> list[str]:
+    """Whether mixing pays, in words."""
+    lines = []
+    used = vendors([group.template for group in chosen.groups])
+    others = [a for a in alternatives if a.name.startswith("all ")]
+    possible = [a.plan for a in others if a.plan is not None and a.plan.passed and not a.beyond_stock]
+    if len(used) > 1:
+        if possible:
+            best = min(possible, key=lambda p: _merit(demand, p))
+            saved = 1 - chosen.usd_per_h / best.usd_per_h if best.usd_per_h else 0.0
+            lines.append(f"mixing {' and '.join(used)} pays: {saved:.1%} less per hour than {best.name}")
+        elif others:
+            lines.append(f"only a mix of {' and '.join(used)} serves this demand from this stock")
+    elif others and used:
+        lines.append(f"mixing loses: {used[0]} alone is at least as cheap as any mix that was found")
+    split = [g for g in chosen.groups if g.template.kind != "replica"]
+    whole = next((a.plan for a in alternatives if a.name == UNSPLIT and not a.beyond_stock), None)
+    if split and whole is not None and whole.passed and whole.usd_per_h:
+        saved = 1 - chosen.usd_per_h / whole.usd_per_h
+        lines.append(f"splitting pays: {saved:.1%} less per hour than whole replicas on one kind of GPU each")
+    elif not split and chosen.groups:
+        lines.append("splitting loses: whole replicas on one kind of GPU each are at least as cheap")
+    blocked = sorted({g.template.not_runnable for g in chosen.groups if g.template.not_runnable})
+    if blocked:
+        lines.append(f"priced only, cannot be served by bimetal today: {'; '.join(blocked)}")
+    if not chosen.passed:
+        lines.append("NOT proven: its simulation broke a limit in every round; see the percentiles below")
+    return lines

@@ -1,0 +1,186 @@
+"""What a limit costs: the decision solved again with it relaxed, never read off a dual.
+
+Owns which limits are worth relaxing in a plan, how far, and the front of cost against latency. Everything is solved under the
+tightness that the plan's own simulation asked for, and not simulated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bimetal.catalog.demand import Demand, Stock
+from bimetal.errors import InfeasibleError
+from bimetal.planner.decide import FleetPlan, FleetPlanner
+from bimetal.planner.problem import is_late
+from bimetal.planner.traffic import Traffic
+from bimetal.units import MEGA, S_PER_HOUR
+
+LATENCY_FACTORS = (0.5, 0.7, 1.0, 1.5, 2.5)
+TPOT_RELAXED, TTFT_RELAXED, CAP_RELAXED = 1.25, 1.5, 1.1
+GAP = 0.01
+TIME_LIMIT_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """One limit relaxed."""
+
+    what: str
+    usd_per_h: float
+    saved_usd_per_h: float
+    """Against the plan; negative noise of the optimiser's gap is 0."""
+    goodput_gained_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """The cheapest plan when every interactive limit is multiplied by `factor`."""
+
+    factor: float
+    tpot_p99_s: float
+    """The strictest class's limit."""
+    usd_per_h: float | None
+    """None: no fleet from this stock."""
+    usd_per_million_tokens: float | None
+    kinds: tuple[str, ...]
+    """Of the templates chosen."""
+
+
+def binding(planner: FleetPlanner, plan: FleetPlan) -> list[str]:
+    """Limits that the plan has reached."""
+    demand, found = planner.demand, []
+    for entry, used in zip(demand.stock, plan.gpus, strict=True):
+        if used + entry.per_node > entry.count:
+            found.append(f"stock of {entry.spec.name}")
+    node_watts = min(entry.watts * entry.per_node for entry in demand.stock)
+    site = demand.site
+    if site.power_cap_w and plan.watts + node_watts > site.power_cap_w:
+        found.append("power cap")
+    if site.budget_usd_per_h and plan.usd_per_h > 0.97 * site.budget_usd_per_h:
+        found.append("budget")
+    for r in plan.replays:
+        limits = next(t for t in planner.traffic if t.name == r.name)
+        for label, reached, limit in (
+            ("TTFT", r.ttft_s[99], limits.ttft_s),
+            ("TPOT", r.tpot_s[99], limits.tpot_s),
+        ):
+            if reached > 0.85 * limit:
+                found.append(f"{label} p99 of {r.name}")
+    return found
+
+
+def relaxations(planner: FleetPlanner, plan: FleetPlan, wanted: Sequence[bool] | None) -> list[Relaxation]:
+    """Each limit worth relaxing, by what it gives; those that give nothing last."""
+    found = []
+    for what, demand, traffic in _relaxed(planner, plan):
+        try:
+            usd, tokens = _solve(planner, plan, wanted, demand, traffic)
+        except InfeasibleError:
+            continue
+        found.append(
+            Relaxation(
+                what,
+                usd,
+                max(0.0, plan.usd_per_h - usd),
+                max(0.0, tokens - plan.output_tokens_per_s),
+            )
+        )
+    return sorted(found, key=lambda r: (-r.goodput_gained_tokens_per_s, -r.saved_usd_per_h))
+
+
+def _relaxed(planner: FleetPlanner, plan: FleetPlan) -> Iterator[tuple[str, Demand, Sequence[Traffic]]]:
+    demand, traffic = planner.demand, planner.traffic
+    for i, entry in enumerate(demand.stock):
+        stock = list(demand.stock)
+        if is_late(entry, demand):
+            stock[i] = replace(entry, lead_time_months=0.0)
+            yield (
+                f"{entry.spec.name} at once, not in {entry.months_to_arrive:g} months",
+                _with(demand, stock),
+                traffic,
+            )
+        elif plan.gpus[i] + entry.per_node > entry.count:
+            stock[i] = replace(entry, count=entry.count + entry.per_node)
+            yield f"one node more of {entry.spec.name}", _with(demand, stock), traffic
+    site = demand.site
+    if site.power_cap_w:
+        relaxed = replace(site, power_cap_w=site.power_cap_w * CAP_RELAXED)
+        yield (
+            f"power cap {site.power_cap_w * CAP_RELAXED / 1e3:.0f} kW",
+            replace(demand, site=relaxed),
+            traffic,
+        )
+    if site.budget_usd_per_h and demand.objective == "goodput":
+        relaxed = replace(site, budget_usd_per_h=site.budget_usd_per_h * CAP_RELAXED)
+        yield f"budget ${site.budget_usd_per_h * CAP_RELAXED:.0f}/h", replace(demand, site=relaxed), traffic
+    for i, t in enumerate(traffic):
+        if not t.is_batch:
+            for what, changed in (
+                (
+                    f"TPOT p99 of {t.name} {t.tpot_s * TPOT_RELAXED * 1e3:.0f} ms",
+                    replace(t, tpot_s=t.tpot_s * TPOT_RELAXED),
+                ),
+                (
+                    f"TTFT p99 of {t.name} {t.ttft_s * TTFT_RELAXED:.2g} s",
+                    replace(t, ttft_s=t.ttft_s * TTFT_RELAXED),
+                ),
+            ):
+                yield what, demand, [*traffic[:i], changed, *traffic[i + 1 :]]
+        if t.n_plus_one:
+            yield (
+                f"no N+1 for {t.name}",
+                demand,
+                [*traffic[:i], replace(t, n_plus_one=False), *traffic[i + 1 :]],
+            )
+
+
+def _with(demand: Demand, stock: Sequence[Stock]) -> Demand:
+    return replace(demand, stock=tuple(stock))
+
+
+def _solve(
+    planner: FleetPlanner,
+    plan: FleetPlan,
+    wanted: Sequence[bool] | None,
+    demand: Demand,
+    traffic: Sequence[Traffic],
+) -> tuple[float, float]:
+    """Dollars per hour and output tokens per second."""
+    candidates = planner.candidates(plan.slacks, traffic)
+    if wanted is not None:
+        candidates = candidates.keep(wanted)
+    problem, optimum = planner.solve(
+        candidates, demand=demand, traffic=traffic, gap=GAP, time_limit_s=TIME_LIMIT_S
+    )
+    chosen = optimum.chosen
+    return chosen.usd_per_h, float((problem.wanted * problem.tokens * chosen.served_ratio).sum())
+
+
+def front(
+    planner: FleetPlanner,
+    plan: FleetPlan,
+    factors: Sequence[float] = LATENCY_FACTORS,
+    report: Callable[[FrontPoint], None] = lambda point: None,
+) -> list[FrontPoint]:
+    """Cost against latency."""
+    points = []
+    for factor in factors:
+        traffic = [replace(t, tpot_s=t.tpot_s * factor, ttft_s=t.ttft_s * factor) for t in planner.traffic]
+        strictest = min((t.tpot_s for t in traffic), default=np.inf)
+        usd = per_million = None
+        kinds: tuple[str, ...] = ()
+        try:
+            candidates = planner.candidates(plan.slacks, traffic)
+            problem, optimum = planner.solve(candidates, traffic=traffic, gap=GAP, time_limit_s=TIME_LIMIT_S)
+            usd = optimum.chosen.usd_per_h
+            tokens = float((problem.wanted * problem.tokens * optimum.chosen.served_ratio).sum())
+            per_million = usd / (tokens * S_PER_HOUR / MEGA) if tokens else None
+            kinds = tuple(sorted({candidates.templates[t].kind for t, _ in optimum.chosen.replicas}))
+        except InfeasibleError:
+            pass
+        points.append(FrontPoint(factor, strictest, usd, per_million, kinds))
+        report(points[-1])
+    return points
