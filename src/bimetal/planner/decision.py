@@ -19,6 +19,8 @@ from bimetal.planner.infeasible import explain
 from bimetal.planner.sensitivity import FrontPoint, Relaxation, binding, front, relaxations
 from bimetal.planner.templates import Template
 
+SURE = 0.9
+"""Chance from which one plan is called cheaper than another."""
 STOCK_MULTIPLE = 4
 """Of what there is, for the price of alternatives that it is too small for."""
 BEST, UNSPLIT, RUNNABLE = "best of all", "no replica split", "runs on bimetal today"
@@ -101,7 +103,7 @@ def decide(
         planner=planner,
         alternatives=tuple(alternatives),
         chosen=chosen.name,
-        verdict=tuple(_verdict(demand, chosen, alternatives)),
+        verdict=tuple(_verdict(demand, chosen, alternatives)) + tuple(_doubts(chosen, alternatives)),
         binds=tuple(binding(planner, chosen)),
         relaxations=tuple(relaxations(planner, chosen, None)) if explore else (),
         front=tuple(front(planner, chosen)) if explore and planner.traffic else (),
@@ -180,3 +182,14 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
     if not chosen.passed:
         lines.append("NOT proven: its simulation broke a limit in every round; see the percentiles below")
     return lines
+
+
+def _doubts(chosen: FleetPlan, alternatives: Sequence[Alternative]) -> list[str]:
+    """Alternatives that the performance model cannot tell from the chosen plan."""
+    prices = {a.name: a.prices for a in alternatives if a.prices is not None}
+    mine = prices.get(chosen.name)
+    if mine is None:
+        return []
+    doubtful = {name: mine.cheaper_than(other) for name, other in prices.items() if name != chosen.name}
+    words = [f"{name} ({chance:.0%})" for name, chance in doubtful.items() if chance < SURE]
+    return [f"the performance model is not sure that it is cheaper than {', '.join(words)}"] if words else []
