@@ -67,6 +67,10 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
             {
                 "name": name,
                 **{t.key: _spread(getattr(tco, t.attribute), currency.per_usd) for t in totals(tco)},
+                "at_median_inputs": {
+                    t.key: float(getattr(analysis.central[i], t.attribute)) * currency.per_usd
+                    for t in totals(tco)
+                },
                 **asdict(returns(analysis.central[i])),
                 "output_tokens_per_year": np.atleast_2d(tco.tokens).mean(axis=0).tolist(),
                 "rows": _rows(analysis, i),

@@ -66,7 +66,8 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
     console = console or Console(highlight=False)
     currency = analysis.scenarios[0].file.currency
     for scenario in analysis.scenarios:
-        console.print(f"{escape(scenario.file.name)}: {escape(scenario.file.about)}", style="bold")
+        about = f": {scenario.file.about}" if scenario.file.about else ""
+        console.print(escape(scenario.file.name + about), style="bold")
     for text in conventions(analysis):
         console.print(f"- {escape(text)}")
     for text in doubts(analysis):
