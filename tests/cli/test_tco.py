@@ -282,3 +282,30 @@ def test_a_break_even_starts_from_the_compared_fleets_own_value(tmp_path):
     document = json.loads(run(tmp_path / "a.yaml", "--compare", tmp_path / "b.yaml", "--json"))
     found = [{b["name"]: b["now"] for b in d["break_evens"]} for d in document["decisions"]]
     assert [now["gpus.H100.price_usd"] for now in found] == [25_000, 40_000]
+
+
+def test_fleets_of_unlike_work_compared_per_fleet_are_flagged():
+    doubts = json.loads(run(SCENARIOS / "case-study.yaml", "--set", "compare_per=fleet", "--json"))["doubts"]
+    assert any("do not deliver the same tokens" in x for x in doubts)
+    assert not any(
+        "same tokens" in x for x in json.loads(run(SCENARIOS / "case-study.yaml", "--json"))["doubts"]
+    )
+
+
+def test_a_change_may_complete_a_scenario(tmp_path):
+    (tmp_path / "s.yaml").write_text(PLAIN.replace("H100", "H100-NVL").replace("price_usd: 25000, ", ""))
+    args = [str(tmp_path / "s.yaml"), "--set", "gpus.H100-NVL.price_usd=9000", "--draws", "500"]
+    result = CliRunner().invoke(command, args, catch_exceptions=False)
+    assert result.exit_code == 0 and "TCO (NPV)" in result.stdout
+    assert "no figures before the change" in result.stderr and "gpus.H100-NVL.price_usd" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["case-study", "rent-vs-own"])
+def test_the_fleets_cost_the_same_at_each_break_even(name):
+    path = SCENARIOS / f"{name}.yaml"
+    for i, decision in enumerate(json.loads(run(path, "--draws", "100", "--json"))["decisions"], start=1):
+        assert any(b["at"] for b in decision["break_evens"])
+        for name, x in ((b["name"], x) for b in decision["break_evens"] for x in b["at"]):
+            fleets = json.loads(run(path, "--draws", "100", "--set", f"{name}={x!r}", "--json"))["fleets"]
+            costs = [f["at_median_inputs"]["per_million_output_tokens"] for f in fleets]
+            assert costs[i] == pytest.approx(costs[0], rel=1e-9), (decision["fleet"], name)

@@ -249,6 +249,15 @@ def test_different_demand_is_not_compared_per_fleet():
     with pytest.raises(ConfigError, match="compare_per to token"):
         check_comparable([one, two])
     check_comparable([parse(TEXT), two])
+    near = [
+        parse(
+            TEXT.replace("workload:", f"workload:\n  demand_output_tokens_per_s: {x}")
+            + "compare_per: fleet\n"
+        )
+        for x in (1234567, 1234568)
+    ]
+    with pytest.raises(ConfigError, match=r"1234568, in s\.yaml 1234567"):
+        check_comparable(near)
 
 
 def test_the_scenario_in_the_docs_prices_and_every_field_is_in_its_table():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from bimetal.errors import ConfigError
+
 _FILE = click.Path(path_type=Path)
 
 
@@ -40,7 +42,7 @@ def command() -> None:
     help="Change an input; see what moves: gpus.H100.price_usd=25000, fleets.mixed.groups[0].count=500.",
 )
 @click.option("--explain", is_flag=True, help="Every row's formula, inputs, sources and price dates.")
-@click.option("--draws", type=click.IntRange(100, 1_000_000), default=10_000, help="Monte Carlo draws.")
+@click.option("--draws", type=click.IntRange(100, 100_000), default=10_000, help="Monte Carlo draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--html", type=_FILE, help="Write a page with charts that opens without network.")
 @click.option("--xlsx", type=_FILE, help="Write a workbook with live formulas (SCENARIO alone).")
@@ -84,7 +86,11 @@ def price(
     else:
         print_analysis(analysis, explain=explain)
         if changes:
-            before = [load(path, ()) for path in (scenario, *others)]
+            try:
+                before = [load(path, ()) for path in (scenario, *others)]
+            except ConfigError as error:
+                click.echo(f"no figures before the change: {error}", err=True)
+                return
             print_change(analyse(before, draws), analysis, changes)
 
 

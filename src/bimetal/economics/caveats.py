@@ -13,6 +13,8 @@ from bimetal.economics.quantity import Quantity
 from bimetal.economics.scenario import INPUT_TOKENS, Scenario
 from bimetal.economics.scenario_file import Serving
 
+SAME_WORK_RATIO = 0.005
+
 
 def conventions(analysis: Analysis) -> list[str]:
     """The first scenario's, then those of the others that differ, under their names."""
@@ -42,6 +44,9 @@ def doubts(analysis: Analysis) -> list[str]:
             if names:
                 found.append(f"{what}: {', '.join(names)}")
     found += _unlike(analysis)
+    delivered = [float(tco.tokens.sum()) for tco in analysis.central]
+    if not analysis.per_token and max(delivered) > min(delivered) * (1 + SAME_WORK_RATIO):
+        found.append("compared per fleet, and the fleets do not deliver the same tokens: see those delivered")
     return list(dict.fromkeys(found))
 
 

@@ -72,8 +72,8 @@ class Quantity:
 
     def __str__(self) -> str:
         if self.shape == ("value",):
-            return f"{self.numbers[0]:g}"
-        return ", ".join(f"{name} {number:g}" for name, number in zip(self.shape, self.numbers, strict=True))
+            return f"{self.numbers[0]:.8g}"
+        return ", ".join(f"{name} {x:.8g}" for name, x in zip(self.shape, self.numbers, strict=True))
 
 
 def _triangle(numbers: tuple[float, ...], u: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -228,7 +228,8 @@ def check_comparable(scenarios: Sequence[Scenario]) -> None:
     for other in scenarios[1:]:
         ours, theirs = first.file.workload, other.file.workload
         demands = [w.demand_output_tokens_per_s for w in (ours, theirs)]
-        if first.file.compare_per == "fleet" and str(demands[0]) != str(demands[1]):
+        amounts = [(q.shape, q.numbers) if q else None for q in demands]
+        if first.file.compare_per == "fleet" and amounts[0] != amounts[1]:
             raise ConfigError(
                 f"{other.source}: workload.demand_output_tokens_per_s is {demands[1] or 'all that fits'}, in {first.source} "
                 f"{demands[0] or 'all that fits'}: set compare_per to token, or give both the same demand"
