@@ -74,6 +74,11 @@ def test_every_chart_is_drawn_without_network_or_overlap(browser, tmp_path, name
         assert not found["sections"] and found["wider"] <= 0, (width, found)
 
 
+def test_rent_or_own_says_where_there_is_no_price():
+    html = render_page(analyse([load_scenario(SCENARIOS / "rent-vs-own.yaml", throughput_of)], 200))
+    assert "<td>MI355X</td><td>no price</td><td>no on-demand price</td>" in html
+
+
 def test_names_are_escaped_and_nothing_is_fetched():
     scenario = load_scenario(SCENARIOS / "case-study-2026.yaml", throughput_of)
     html = render_page(analyse([scenario], 200))

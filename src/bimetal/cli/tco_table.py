@@ -113,6 +113,7 @@ def print_analysis(analysis: Analysis, explain: bool = False, console: Console |
 def _print_rows(analysis: Analysis, fleet: int, console: Console) -> None:
     tco, scenario = analysis.drawn[fleet], scenario_of(analysis, fleet)
     currency = analysis.scenarios[0].file.currency
+    console.print("  rows are present values; a year counts for the share of it in which the GPUs are there")
     for line in tco.lines:
         amount = spread(line.npv_usd(tco.fleet.conventions.wacc_ratio) * currency.per_usd)
         console.print(f"  {escape(line.label)}: {escape(_range(amount, money))} = {escape(line.formula)}")

@@ -53,7 +53,12 @@ def group_lines(fleet: FleetInputs, g: Group) -> list[Line]:
     def yearly(label: str, formula: str, inputs: tuple[str, ...], usd: Amount) -> Line:
         flows = column(usd) * live * prices_rise
         return Line(
-            f"{name}: {label}", "running", formula, (*inputs, *rises(fleet)), flows, c.operating_times
+            f"{name}: {label}",
+            "running",
+            f"{formula}, a year",
+            (*inputs, *rises(fleet)),
+            flows,
+            c.operating_times,
         )
 
     if not g.bought:
@@ -64,7 +69,7 @@ def group_lines(fleet: FleetInputs, g: Group) -> list[Line]:
             flows = flows * used_ratio(fleet)
             share = "min(utilisation, demand / capacity)"
             inputs += ["workload.utilisation_ratio", "workload.demand_output_tokens_per_s"]
-        formula = f"GPUs x $/h x 8760 x {share} x (1 - SLA credit)"
+        formula = f"GPUs x $/h x 8760 x {share} x (1 - SLA credit), a year"
         return [Line(f"{name}: rent, {g.terms}", "running", formula, tuple(inputs), flows, c.operating_times)]
 
     def once(label: str, level: Level, formula: str, inputs: tuple[str, ...], usd: Amount) -> Line:

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from bimetal.economics.analysis import Analysis, Decision
 from bimetal.economics.caveats import conventions, doubts
-from bimetal.economics.page_tables import break_evens, inputs, savings, totals
+from bimetal.economics.page_tables import break_evens, inputs, rents, savings, totals
 from bimetal.economics.tco import by_level
 
 COLOURS = ("#2a78d6", "#d9622b", "#3a9d5d", "#8a5cc2", "#b5892b", "#5f6b7a")
@@ -75,7 +75,7 @@ def render_page(analysis: Analysis) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>TCO: {title}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>"
         f"<h1>{title}</h1>{about}<ul>{said}</ul>{totals(analysis)}{savings(analysis)}"
-        f'<div class="charts">{blocks}</div>{break_evens(analysis)}'
+        f'<div class="charts">{blocks}</div>{break_evens(analysis)}{rents(analysis)}'
         f"<details><summary>Inputs and sources</summary>{inputs(analysis)}</details>{RESIZE}</body></html>\n"
     )
 

@@ -67,6 +67,25 @@ def break_evens(analysis: Analysis) -> str:
     return table(heads, rows) if rows else ""
 
 
+def rents(analysis: Analysis) -> str:
+    """Where a scenario asks whether to rent or own."""
+    rows = [
+        [
+            r.gpu,
+            r.verdict,
+            r.missing or _range(r.break_even_utilisation, ".0%"),
+            _range(r.own_usd_per_h, ".2f"),
+            str(r.on_demand_usd_per_h or "-"),
+            _range(r.reserved_usd_per_h, ".2f"),
+            " to ".join(f"{x:.2f}" for x in r.published_own_usd_per_h or ()) or "-",
+        ]
+        for r in analysis.rent_or_own
+    ]
+    prices = ("own, every hour", "on demand", "reserved", "others' published TCO, a cross-check")
+    heads = ["USD an hour", "owning is cheaper above", "median [p10, p90]", *prices]
+    return table(heads, rows) if rows else ""
+
+
 def inputs(analysis: Analysis) -> str:
     rows = (
         (label, name, str(q), q.date, q.source)
@@ -80,8 +99,8 @@ def _percent(ratios: Amount) -> str:
     return _range(spread(ratios), ".1%")
 
 
-def _range(s: Spread, form: str) -> str:
-    if not math.isfinite(s.p50):
+def _range(s: Spread | None, form: str) -> str:
+    if s is None or not math.isfinite(s.p50):
         return "-"
     if s.p90 - s.p10 <= 1e-9 * abs(s.p50):
         return format(s.p50, form)
