@@ -141,6 +141,8 @@ def test_peaks_come_from_where_they_are_said_to(tmp_path: Path) -> None:
         ("Cijk_Alik_Bljk_BBS_BH_MT256x256x64", "dense products"),
         ("Memcpy HtoD (Pinned -> Device)", "copies"),
         ("rms_norm_kernel", "norms"),
+        ("scaled_linear_kernel", "dense products"),
+        ("scaled_down_kernel", "experts"),
         ("greedy_kernel", "sampling"),
         ("void at::native::vectorized_elementwise_kernel", "other"),
     ],

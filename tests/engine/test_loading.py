@@ -12,13 +12,8 @@ from tests.engine.checkpoints import FAMILIES, edit_config, make_checkpoint
 from tests.engine.serving import threaded_engine
 
 from bimetal.catalog.models import load_model_spec
-from bimetal.engine.stage.weights import (
-    Checkpoint,
-    DummyWeights,
-    StageWeights,
-    fingerprint,
-    load_stage_weights,
-)
+from bimetal.engine.stage.checkpoint import Checkpoint, DummyWeights, fingerprint
+from bimetal.engine.stage.weights import StageWeights, load_stage_weights
 from bimetal.errors import BimetalError, ConfigError, StageError
 
 

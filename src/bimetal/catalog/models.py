@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from bimetal.catalog.quantization import Quantization, parse_quantization
 from bimetal.errors import ConfigError
 from bimetal.units import DTYPE_BYTES
 
@@ -67,6 +68,13 @@ class ModelSpec:
     dtype: str = "bfloat16"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    quantization: Quantization | None = None
+    """None: weights are stored in `dtype`."""
+
+    @property
+    def weight_dtype(self) -> str:
+        """Of most weights as they are stored; `dtype` is what activations are computed in."""
+        return self.dtype if self.quantization is None else "float8"
 
     def sliding_window(self, layer: int) -> int | None:
         return self.sliding_windows[layer] if self.sliding_windows else None
@@ -241,6 +249,7 @@ def parse_config(config: Mapping[str, Any], name: str) -> ModelSpec:
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"),
             eos_token_ids=_tokens(config.get("eos_token_id")),
             bos_token_id=config.get("bos_token_id"),
+            quantization=parse_quantization(config, name),
         )
     except KeyError as error:
         raise ConfigError(

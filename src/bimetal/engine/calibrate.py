@@ -79,6 +79,7 @@ def measure(driver: Driver, report: Callable[[str], None] = lambda text: None) -
 def stage_shape(driver: Driver, stage: Stage) -> StageShape:
     """A stage as the performance model sees it."""
     device = cpu_spec() if stage.gpu == CPU else find_gpu(stage.gpu)
-    return StageShape(
-        driver.spec, stage.start_layer, stage.end_layer, device, stage.tensor_parallel, driver.dtype
-    )
+    # Triton's kernels take FP8 weights as they are stored; everything else has them widened.
+    keeps_fp8 = stage.gpu != CPU and driver.dtype != "float32" and driver.options.kernels != "torch"
+    dtype = driver.spec.weight_dtype if driver.spec.quantization and keeps_fp8 else driver.dtype
+    return StageShape(driver.spec, stage.start_layer, stage.end_layer, device, stage.tensor_parallel, dtype)

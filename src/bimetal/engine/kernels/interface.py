@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from bimetal.engine.kernels.encoding import Encoding, ScaledWeight, Weight
+
 Tensor = torch.Tensor
 
 
@@ -103,8 +105,8 @@ class Kernels(Protocol):
         self,
         x: Tensor,
         router_logits: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Weight,
+        down: Weight,
         top_k: int,
         renormalise: bool,
         slots: Tensor,
@@ -112,6 +114,14 @@ class Kernels(Protocol):
         """Mixture of experts: softmax over the float32 router logits [T, E], the top_k experts of each row, their weights
         scaled to sum to one if `renormalise`, sum of w * down(silu(gate) * up). gate_up: [E, 2 I, H]; down: [E, H, I].
         """
+
+    def kept_encoding(self, stored: Encoding, dtype: torch.dtype) -> Encoding | None:
+        """The encoding in which `scaled_linear` and `experts` take weights that a checkpoint stores in `stored`, for rows of
+        `dtype`. None: such weights must be widened to `dtype` first."""
+
+    def scaled_linear(self, x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+        """x @ (payload * scale).T + bias: [T, K] -> [T, N]. Rows may be quantised on the way, each by its largest number,
+        where the device multiplies FP8 by FP8."""
 
     def greedy(self, logits: Tensor) -> Tensor:
         """[R, V] -> [R] int32, the lowest id among equals."""

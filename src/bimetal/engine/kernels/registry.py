@@ -27,6 +27,8 @@ Grid = tuple[int, int, int]
 
 _TRITON_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32"}
 _TORCH_DTYPES = {name: dtype for dtype, name in _TRITON_DTYPES.items()}
+_FP8_DTYPES = {"e4m3fn": "fp8e4nv", "e4m3fnuz": "fp8e4b8"}
+_FP8_POINTER = "*fp8"
 _ALIGNMENT_BYTES = 16
 _DIVISOR = 16
 _UNLIMITED = 2**62
@@ -34,8 +36,8 @@ _UNLIMITED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A program and the types of its arguments, in order: "*T" (pointer to the entry's dtype), "*fp32", "*i32", "i32",
-    "fp32", "tensordesc<T[ROWS, COLUMNS]>" (a tile's descriptor, sized by constants; an unused pointer in a tile without).
+    """A program and the types of its arguments, in order: "*T" (pointer to the entry's dtype), "*fp8" (to the
+    architecture's FP8), "*fp32", "*i32", "i32", "fp32", "tensordesc<T[ROWS, COLUMNS]>" (a tile's descriptor, sized by constants; an unused pointer in a tile without).
     `aligned` names the pointers at multiples of 16 bytes and the integers that are multiples of 16.
     What the program takes beyond `arguments` are constants: first shapes, then the tile's."""
 
@@ -142,7 +144,8 @@ def compile_entry(entry: Entry, architecture: Architecture) -> Any:
     names = spec.function.arg_names
     dtype = _TRITON_DTYPES[entry.dtype]
     signature = {
-        name: _triton_type(spec.arguments.get(name, "constexpr"), dtype, constants) for name in names
+        name: _triton_type(spec.arguments.get(name, "constexpr"), dtype, constants, architecture)
+        for name in names
     }
     source = ASTSource(
         fn=spec.function,
@@ -155,7 +158,9 @@ def compile_entry(entry: Entry, architecture: Architecture) -> Any:
     return triton.compile(source, target=target, options=options)
 
 
-def _triton_type(kind: str, dtype: str, constants: Mapping[str, int]) -> str:
+def _triton_type(kind: str, dtype: str, constants: Mapping[str, int], architecture: Architecture) -> str:
+    if kind == _FP8_POINTER:
+        return f"*{_FP8_DTYPES[architecture.fp8_e4m3]}"
     if kind.startswith("tensordesc"):
         if not constants["HAS_DESCRIPTORS"]:
             return f"*{dtype}"
@@ -167,15 +172,22 @@ def _triton_type(kind: str, dtype: str, constants: Mapping[str, int]) -> str:
 class Program:
     """An entry that can be launched."""
 
-    def __init__(self, entry: Entry, run: Callable[..., None], is_interpreted: bool) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        run: Callable[..., None],
+        is_interpreted: bool,
+        fp8_dtype: torch.dtype = torch.float8_e4m3fn,
+    ) -> None:
         self.tile = entry.tile.constants
         self._entry = entry
         self._run = run
         self._is_interpreted = is_interpreted
+        dtypes = {**_TORCH_DTYPES, _FP8_POINTER[1:]: fp8_dtype}
         self._checks = tuple(
             (
                 name,
-                _TORCH_DTYPES.get(kind[1:], entry.dtype) if kind.startswith("*") else None,
+                dtypes.get(kind[1:], entry.dtype) if kind.startswith("*") else None,
                 name in entry.spec.aligned,
             )
             for name, kind in entry.spec.arguments.items()
@@ -221,6 +233,8 @@ class Launcher:
         self._specs = specs
         self._rules = read_rules(architecture) if rules is None else rules
         self._is_interpreted = bool(triton.knobs.runtime.interpret)
+        fp8 = architecture.fp8_e4m3
+        self._fp8_dtype = torch.float8_e4m3fn if fp8 == "e4m3fn" else torch.float8_e4m3fnuz
         self._programs: dict[tuple[Any, ...], list[tuple[int, Program]]] = {}
 
     def program(self, kernel: str, dtype: torch.dtype, size: int = 0, **shapes: int) -> Program:
@@ -266,7 +280,7 @@ class Launcher:
             def interpret(grid: Grid, arguments: tuple[Any, ...]) -> None:
                 function[grid](*arguments, **entry.constants)
 
-            return Program(entry, interpret, True)
+            return Program(entry, interpret, True, self._fp8_dtype)
         compiled = compile_entry(entry, self.architecture)
         constants = [entry.constants[name] for name in entry.spec.constant_names]
 
@@ -286,4 +300,4 @@ class Launcher:
                 *constants,
             )
 
-        return Program(entry, launch, False)
+        return Program(entry, launch, False, self._fp8_dtype)

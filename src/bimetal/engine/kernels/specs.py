@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bimetal.engine.kernels.programs import attention, experts, norms, rotary, sampling
+from bimetal.engine.kernels.programs import attention, experts, norms, rotary, sampling, scaled_products
 from bimetal.engine.kernels.registry import KernelSpec
 
 
@@ -136,6 +136,69 @@ SPECS = {
             num_tiles="i32",
             hidden="i32",
             inner="i32",
+        ),
+        _spec(
+            "quantise_rows",
+            scaled_products.quantise_rows_kernel,
+            "out_ptr x_ptr num_columns",
+            out_ptr="*fp8",
+            scales_ptr="*fp32",
+            x_ptr="*T",
+            num_columns="i32",
+            largest="fp32",
+        ),
+        _spec(
+            "scaled_linear",
+            scaled_products.scaled_linear_kernel,
+            "out_ptr x_ptr weight_ptr depth",
+            out_ptr="*T",
+            x_ptr="*T",
+            weight_ptr="*fp8",
+            scale_ptr="*fp32",
+            bias_ptr="*T",
+            num_rows="i32",
+            num_columns="i32",
+            depth="i32",
+            block_rows="i32",
+            block_columns="i32",
+            num_depth_blocks="i32",
+        ),
+        _spec(
+            "scaled_gate_up",
+            scaled_products.scaled_gate_up_kernel,
+            "out_ptr x_ptr weight_ptr hidden inner",
+            out_ptr="*T",
+            x_ptr="*T",
+            weight_ptr="*fp8",
+            scale_ptr="*fp32",
+            order_ptr="*i32",
+            tiles_ptr="*i32",
+            num_tiles="i32",
+            hidden="i32",
+            inner="i32",
+            top_k="i32",
+            block_rows="i32",
+            block_columns="i32",
+            num_row_blocks="i32",
+            num_depth_blocks="i32",
+        ),
+        _spec(
+            "scaled_down",
+            scaled_products.scaled_down_kernel,
+            "out_ptr x_ptr weight_ptr hidden inner",
+            out_ptr="*T",
+            x_ptr="*T",
+            weight_ptr="*fp8",
+            scale_ptr="*fp32",
+            order_ptr="*i32",
+            tiles_ptr="*i32",
+            num_tiles="i32",
+            hidden="i32",
+            inner="i32",
+            block_rows="i32",
+            block_columns="i32",
+            num_row_blocks="i32",
+            num_depth_blocks="i32",
         ),
         _spec(
             "weighted_sum",

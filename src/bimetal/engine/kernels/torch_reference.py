@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from bimetal.engine.kernels.encoding import Encoding, ScaledWeight, Weight
 from bimetal.engine.kernels.interface import AttentionMetadata, SamplingTensors, Tensor
 
 _FEW_CANDIDATES = 1024
@@ -22,7 +23,10 @@ class TorchKernels:
     """`interface.Kernels` in plain torch. All it remembers is where the last step's decoding sequences read their keys,
     which is the same in every layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_fp8: bool = False) -> None:
+        """`keeps_fp8`: quantised weights stay as they are stored and are widened at every use, which saves memory and costs
+        time."""
+        self._keeps_fp8 = keeps_fp8
         self._last: tuple[AttentionMetadata, int | None, DecodeReads] | None = None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -98,13 +102,13 @@ class TorchKernels:
         self,
         x: Tensor,
         router_logits: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Weight,
+        down: Weight,
         top_k: int,
         renormalise: bool,
         slots: Tensor,
     ) -> Tensor:
-        num_experts = gate_up.shape[0]
+        num_experts = router_logits.shape[1]
         weights, chosen = torch.topk(torch.softmax(router_logits.float(), dim=-1), top_k, dim=-1)
         if renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -118,10 +122,17 @@ class TorchKernels:
         for expert, count in enumerate(torch.bincount(chosen, minlength=num_experts)[:num_experts].tolist()):
             if count:
                 hit = slice(start, start + count)
-                hidden = self.silu_and_mul(F.linear(x[rows[hit]], gate_up[expert]))
-                out.index_add_(0, rows[hit], F.linear(hidden, down[expert]) * pair_weights[hit])
+                hidden = self.silu_and_mul(F.linear(x[rows[hit]], _matrix(gate_up, expert, x.dtype)))
+                product = F.linear(hidden, _matrix(down, expert, x.dtype))
+                out.index_add_(0, rows[hit], product * pair_weights[hit])
                 start += count
         return out.to(x.dtype)
+
+    def kept_encoding(self, stored: Encoding, dtype: torch.dtype) -> Encoding | None:
+        return stored if self._keeps_fp8 else None
+
+    def scaled_linear(self, x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight.widened(x.dtype), bias)
 
     def greedy(self, logits: Tensor) -> Tensor:
         return logits.argmax(dim=-1).to(torch.int32)
@@ -144,6 +155,10 @@ class TorchKernels:
         # A row that holds nothing but -inf, or any NaN, has no distribution; its id is still an id.
         drawn = drawn.clamp(max=logits.shape[1] - 1)
         return torch.where(is_random, drawn, logits.argmax(dim=-1)).to(torch.int32)
+
+
+def _matrix(stack: Weight, index: int, dtype: torch.dtype) -> Tensor:
+    return stack.matrix(index).widened(dtype) if isinstance(stack, ScaledWeight) else stack[index]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

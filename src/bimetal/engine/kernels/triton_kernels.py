@@ -16,9 +16,11 @@ from torch.nn import functional as F
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bimetal.engine.kernels.architecture import Architecture, architecture_named
+from bimetal.engine.kernels.encoding import Encoding, ScaledWeight, Weight
 from bimetal.engine.kernels.interface import AttentionMetadata, SamplingTensors, Tensor
 from bimetal.engine.kernels.registry import Launcher, Program, Rule
 from bimetal.engine.kernels.specs import SPECS
+from bimetal.engine.kernels.triton_scaled import ScaledProducts, scale_arguments
 from bimetal.errors import ConfigError
 
 BLOCK_TOKENS = 64
@@ -44,6 +46,7 @@ class TritonKernels:
     def __init__(self, architecture: Architecture, rules: Sequence[Rule] | None = None) -> None:
         """`rules` other than the architecture's own serve measurements of what to list there."""
         self._launcher = Launcher(SPECS, architecture, rules)
+        self._scaled = ScaledProducts(self._launcher)
         self._arrivals: dict[int, Tensor] = {}
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -210,18 +213,22 @@ class TritonKernels:
         self,
         x: Tensor,
         router_logits: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Weight,
+        down: Weight,
         top_k: int,
         renormalise: bool,
         slots: Tensor,
     ) -> Tensor:
         num_rows, hidden = x.shape
-        num_experts, _, inner = down.shape
+        num_experts = router_logits.shape[1]
+        inner = (down.payload if isinstance(down, ScaledWeight) else down).shape[2]
         num_pairs = num_rows * top_k
         rows_per_expert = _ceil_div(num_pairs, num_experts)
-        first = self._launcher.program("expert_gate_up", x.dtype, rows_per_expert)
-        second = self._launcher.program("expert_down", x.dtype, rows_per_expert)
+        if isinstance(gate_up, ScaledWeight):
+            first, second = self._scaled.expert_programs(x.dtype, rows_per_expert)
+        else:
+            first = self._launcher.program("expert_gate_up", x.dtype, rows_per_expert)
+            second = self._launcher.program("expert_down", x.dtype, rows_per_expert)
         tile_rows = first.tile["BLOCK_M"]
         # Every expert that is hit may end in a tile that is not full.
         most_hit = min(num_experts, num_pairs)
@@ -245,18 +252,23 @@ class TritonKernels:
             *(order, tiles, chosen, ranks, counts, num_pairs, num_experts, num_tiles, tile_rows),
         )
         activated = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
-        first(
-            (num_tiles * _ceil_div(inner, first.tile["BLOCK_N"]), 1, 1),
-            *(activated, x, gate_up, _tiles(first, gate_up, "BLOCK_N", "BLOCK_K")),
-            *(order, tiles, num_tiles, hidden, inner, top_k),
-        )
+        grid = (num_tiles * _ceil_div(inner, first.tile["BLOCK_N"]), 1, 1)
+        where = (order, tiles, num_tiles, hidden, inner)
+        if isinstance(gate_up, ScaledWeight):
+            operands = (activated, x, gate_up.payload, gate_up.scale)
+            first(grid, *operands, *where, top_k, *scale_arguments(gate_up))
+        else:
+            first(grid, activated, x, gate_up, _tiles(first, gate_up, "BLOCK_N", "BLOCK_K"), *where, top_k)
         pairs = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
-        second(
-            (num_tiles * _ceil_div(hidden, second.tile["BLOCK_N"]), 1, 1),
-            *(pairs, activated, down),
-            *(_tiles(second, activated, "BLOCK_M", "BLOCK_K"), _tiles(second, down, "BLOCK_N", "BLOCK_K")),
-            *(order, tiles, num_tiles, hidden, inner),
-        )
+        grid = (num_tiles * _ceil_div(hidden, second.tile["BLOCK_N"]), 1, 1)
+        if isinstance(down, ScaledWeight):
+            second(grid, pairs, activated, down.payload, down.scale, *where, *scale_arguments(down))
+        else:
+            read = (
+                _tiles(second, activated, "BLOCK_M", "BLOCK_K"),
+                _tiles(second, down, "BLOCK_N", "BLOCK_K"),
+            )
+            second(grid, pairs, activated, down, *read, *where)
         out = torch.empty_like(x)
         add = self._launcher.program("weighted_sum", x.dtype)
         add(
@@ -264,6 +276,12 @@ class TritonKernels:
             *(out, pairs, weights, slots, hidden, top_k),
         )
         return out
+
+    def kept_encoding(self, stored: Encoding, dtype: torch.dtype) -> Encoding | None:
+        return self._scaled.kept_encoding(stored, dtype)
+
+    def scaled_linear(self, x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+        return self._scaled.linear(x, weight, bias)
 
     def greedy(self, logits: Tensor) -> Tensor:
         logits = _padded_rows(logits)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bimetal.engine.device import Device
+from bimetal.engine.stage.checkpoint import fingerprint
 from bimetal.engine.stage.session import choose_kernels
-from bimetal.engine.stage.weights import fingerprint
 from bimetal.engine.wire.frame import WIRE_VERSION
 from bimetal.errors import BimetalError
 

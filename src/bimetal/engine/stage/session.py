@@ -13,13 +13,14 @@ from bimetal.engine.device import TORCH_DTYPES, Device
 from bimetal.engine.kernels.interface import Kernels
 from bimetal.engine.kernels.torch_reference import TorchKernels
 from bimetal.engine.stage.boundary import ReceiveRing
+from bimetal.engine.stage.checkpoint import Checkpoint, DummyWeights, Source, fingerprint
 from bimetal.engine.stage.loop import Inputs, StageLoop, TokenPool
 from bimetal.engine.stage.model import KvCache, StageModel
 from bimetal.engine.stage.outbox import Outbox
 from bimetal.engine.stage.runner import Runner, decode_buckets
 from bimetal.engine.stage.sampler import Sampler
 from bimetal.engine.stage.watch import StageWatch
-from bimetal.engine.stage.weights import Checkpoint, DummyWeights, Progress, fingerprint, load_stage_weights
+from bimetal.engine.stage.weights import Progress, load_stage_weights
 from bimetal.engine.wire.control import LoadStage, StageLoaded
 from bimetal.engine.wire.options import KernelChoice
 from bimetal.engine.wire.step import MAX_SCORED_TOKENS
@@ -53,7 +54,12 @@ class StageSession:
         self.spec: ModelSpec = load_model_spec(load.model)
         dtype = TORCH_DTYPES.get(load.dtype)
         if dtype is None:
-            raise StageError(f"dtype {load.dtype!r} is not supported: use one of {', '.join(TORCH_DTYPES)}")
+            hint = (
+                "; FP8 weights come from a checkpoint that is quantised so" if load.dtype == "float8" else ""
+            )
+            raise StageError(
+                f"dtype {load.dtype!r} is not supported: use one of {', '.join(TORCH_DTYPES)}{hint}"
+            )
         if not 0 <= load.start_layer < load.end_layer <= self.spec.num_layers:
             raise StageError(
                 f"layers [{load.start_layer}, {load.end_layer}) are not in {self.spec.name}, which has {self.spec.num_layers}"
@@ -61,16 +67,23 @@ class StageSession:
         self.dtype = dtype
         self.is_first = load.start_layer == 0
         self.is_last = load.end_layer == self.spec.num_layers
-        source: Checkpoint | DummyWeights
+        self.kernels = choose_kernels(self.device, load.kernels)
+        source: Source
         if load.load_format == "dummy":
-            source = DummyWeights(self.device.torch_device, dtype, load.seed)
+            source = DummyWeights(self.device.torch_device, dtype, load.seed, self.spec.quantization)
         else:
-            source = Checkpoint(Path(load.model).expanduser())
+            source = Checkpoint(Path(load.model).expanduser(), self.spec.quantization)
         with torch.inference_mode():
             weights = load_stage_weights(
-                self.spec, source, load.start_layer, load.end_layer, self.device.torch_device, dtype, progress
+                self.spec,
+                source,
+                load.start_layer,
+                load.end_layer,
+                self.device.torch_device,
+                dtype,
+                progress,
+                self.kernels,
             )
-        self.kernels = choose_kernels(self.device, load.kernels)
         self.model = StageModel(
             self.spec, load.start_layer, weights, self.kernels, load.max_model_len, self.device.torch_device
         )

@@ -37,10 +37,13 @@ _FAMILY_OF_NAME = (
     (r"rotary_and_cache", "rotary and KV write"),
     (r"paged_attention|fmha|flash|scaled_dot_product", "attention"),
     (r"silu_and_mul", "activation"),
-    (r"^(route|place|expert_gate_up|expert_down|weighted_sum)_kernel", "experts"),
+    (r"^(route|place|expert_gate_up|expert_down|scaled_gate_up|scaled_down|weighted_sum)_kernel", "experts"),
     (r"^(greedy|sample)_kernel|argmax|topk|softmax|searchsorted|cumsum", "sampling"),
     # cuBLAS and hipBLASLt, and what a CPU calls them.
-    (r"gemm|gemv|cutlass|nvjet|splitk|Cijk_|linear|\bmm\b|addmm|_mm\b|matmul", "dense products"),
+    (
+        r"quantise_rows|scaled_linear|gemm|gemv|cutlass|nvjet|splitk|Cijk_|linear|\bmm\b|addmm|_mm\b|matmul",
+        "dense products",
+    ),
     (r"memcpy|memset|copy|aten::to$", "copies"),
 )
 

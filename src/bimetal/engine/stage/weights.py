@@ -1,49 +1,41 @@
-"""A stage's weights: read from safetensors, this stage's tensors only, fused as the forward wants them.
+"""A stage's weights: read from a checkpoint, this stage's tensors only, fused as the forward wants them.
 
 Query, key and value become one matrix, gate and up another; a tensor-parallel rank takes its shard where the parts are
-put together (`_rows`, `_columns`). Knows checkpoint names; knows nothing of the forward pass.
+put together (`rows`, `_fused`). Quantised matrices stay as they are stored where the kernels take them so, and are widened
+here where not. Knows checkpoint names; knows nothing of the forward pass.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import torch
-from safetensors import safe_open
 
 from bimetal.catalog.models import ModelSpec
+from bimetal.engine.kernels.encoding import E4M3FN, Encoding, ScaledWeight, Tensor, Weight, stack_rows
+from bimetal.engine.kernels.interface import Kernels
+from bimetal.engine.kernels.torch_reference import TorchKernels
+from bimetal.engine.stage.checkpoint import Source
 from bimetal.errors import StageError
 
-Tensor = torch.Tensor
 Progress = Callable[[int, int], None]
-
-DUMMY_RANGE = 1e-3
-
-
-class Source(Protocol):
-    """Where tensors come from, by their name in the checkpoint."""
-
-    def read(self, name: str, shape: Sequence[int]) -> Tensor: ...
 
 
 class Linear:
-    """x @ weight.T + bias. The one place where a weight's encoding and layout are known.
+    """x @ weight.T + bias. The one place where a dense weight's encoding and layout are known.
 
     In float32 on a CPU the weight is reordered once into oneDNN's blocked layout, which reads 2 to 16 rows at nearly the
     price of one.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: Tensor | None, kernels: Kernels) -> None:
         self.num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
         self.bias = bias
+        self._kernels = kernels
         self._packed = (
-            weight.device.type == "cpu"
+            isinstance(weight, Tensor)
+            and weight.device.type == "cpu"
             and weight.dtype == torch.float32
             and torch.backends.mkldnn.is_available()
         )
@@ -53,15 +45,17 @@ class Linear:
         if self._packed:
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return packed
+        if isinstance(self.weight, ScaledWeight):
+            return self._kernels.scaled_linear(x, self.weight, self.bias)
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     router: Linear
-    gate_up: Tensor
+    gate_up: Weight
     """[E, 2 I, H]"""
-    down: Tensor
+    down: Weight
     """[E, H, I]"""
 
 
@@ -93,96 +87,6 @@ class StageWeights:
     num_bytes: int
 
 
-class Checkpoint:
-    """Tensors of a Hugging Face checkpoint folder; counts the bytes it reads."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.bytes_read = 0
-        self._files = _weight_map(folder)
-        self._open: dict[str, safe_open] = {}
-
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        file = self._files.get(name)
-        if file is None:
-            raise StageError(
-                f"{self.folder}: no tensor {name!r} in the checkpoint: its config.json names another model"
-            )
-        if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, framework="pt")
-        tensor: Tensor = self._open[file].get_tensor(name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise StageError(
-                f"{self.folder}: {name} is {tuple(tensor.shape)}, its config.json makes it {tuple(shape)}"
-            )
-        self.bytes_read += tensor.nbytes
-        return tensor
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-
-class DummyWeights:
-    """Uniform in +-1e-3, made on the device: the shape of a model without its meaning, for measuring.
-
-    A tensor depends on its name and the seed alone, so that every split of a model has the same weights.
-    """
-
-    bytes_read = 0
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
-        self._generator = torch.Generator(device=device)
-        self._seed = seed
-        self._device = device
-        self._dtype = dtype
-
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(tuple(shape), device=self._device, dtype=self._dtype)
-        self._generator.manual_seed(self._seed ^ zlib.crc32(name.encode()))
-        tensor = torch.empty(tuple(shape), device=self._device, dtype=self._dtype)
-        return tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=self._generator)
-
-    def __contains__(self, name: str) -> bool:
-        return True
-
-
-def _weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name to file name."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        document = json.loads(index.read_text())
-        return dict(document["weight_map"])
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise StageError(
-            f"{folder}: holds no .safetensors file: give the folder of a Hugging Face checkpoint"
-        )
-    names: dict[str, str] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            names |= dict.fromkeys(opened.keys(), file.name)
-    return names
-
-
-def fingerprint(folder: Path) -> dict[str, str]:
-    """Hashes by which nodes compare their copies: config, tokenizer, and the index (or headers) of the weights."""
-    hashes = {}
-    for key, name in (("config", "config.json"), ("tokenizer", "tokenizer.json")):
-        file = folder / name
-        hashes[key] = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else "absent"
-    weights = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors.index.json"), *folder.glob("*.safetensors")]):
-        weights.update(f"{file.name}:{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
-            header_bytes = (
-                int.from_bytes(stream.read(8), "little") if file.suffix == ".safetensors" else 1 << 30
-            )
-            weights.update(stream.read(min(header_bytes, 1 << 26)))
-    hashes["weights"] = weights.hexdigest()[:16]
-    return hashes
-
-
 class _Loader:
     """Puts one stage's parts together; `rank` of `num_ranks` is the tensor-parallel seam (one rank today)."""
 
@@ -192,37 +96,73 @@ class _Loader:
         source: Source,
         device: torch.device,
         dtype: torch.dtype,
+        kernels: Kernels,
         report: Callable[[int], None],
     ):
         self._spec = spec
         self._source = source
         self._device = device
         self._dtype = dtype
+        self._kernels = kernels
         self._report = report
         self.num_bytes = 0
 
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        tensor = self._source.read(name, shape).to(device=self._device, dtype=self._dtype)
-        self.num_bytes += tensor.nbytes
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
         self._report(self.num_bytes)
-        return tensor
 
-    def rows(self, parts: Sequence[tuple[str, int]], columns: int) -> Tensor:
-        """Matrices of the same width, one below the other, filled in place so that no second copy is held."""
-        fused = torch.empty(sum(n for _, n in parts), columns, device=self._device, dtype=self._dtype)
-        at = 0
-        for name, num_rows in parts:
-            fused[at : at + num_rows] = self._source.read(name, (num_rows, columns))
-            at += num_rows
-        self.num_bytes += fused.nbytes
-        self._report(self.num_bytes)
-        return fused
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        stored = self._source.read(name, shape)
+        if stored.dtype.itemsize < torch.float16.itemsize:
+            raise StageError(
+                f"{name} is stored as {stored.dtype}, which only matrices of a layer and the output head may be: take a "
+                "checkpoint that leaves embeddings and norms alone"
+            )
+        tensor = stored.to(device=self._device, dtype=self._dtype)
+        self._count(tensor.nbytes)
+        return tensor
 
     def linear(self, parts: Sequence[tuple[str, int]], columns: int, bias: bool) -> Linear:
         """Fused `parts` (name without `.weight`, rows)."""
-        weight = self.rows([(f"{name}.weight", n) for name, n in parts], columns)
+        weight = self._fused(parts, columns)
         biases = torch.cat([self.tensor(f"{name}.bias", n) for name, n in parts]) if bias else None
-        return Linear(weight, biases)
+        return Linear(weight, biases, self._kernels)
+
+    def _fused(self, parts: Sequence[tuple[str, int]], columns: int) -> Weight:
+        """Matrices of the same width, one below the other."""
+        if self._spec.quantization is None:
+            return self._filled(parts, columns)
+        stored = [self._source.read_weight(name, rows, columns) for name, rows in parts]
+        scaled = [part for part in stored if isinstance(part, ScaledWeight)]
+        kept: Weight | None = self._kept(stack_rows(scaled)) if len(scaled) == len(stored) else None
+        fused = torch.cat([self._widened(part) for part in stored]) if kept is None else kept
+        self._count(fused.nbytes)
+        return fused
+
+    def _filled(self, parts: Sequence[tuple[str, int]], columns: int) -> Tensor:
+        """Of an unquantised model: filled in place, so that no second copy is held."""
+        fused = torch.empty(sum(n for _, n in parts), columns, device=self._device, dtype=self._dtype)
+        at = 0
+        for name, num_rows in parts:
+            fused[at : at + num_rows] = self._source.read(f"{name}.weight", (num_rows, columns))
+            at += num_rows
+        self._count(fused.nbytes)
+        return fused
+
+    def _kept(self, weight: ScaledWeight | None) -> ScaledWeight | None:
+        """On the device, in the encoding that the kernels take it in; None: they take it widened only."""
+        if weight is None:
+            return None
+        encoding = self._kernels.kept_encoding(weight.encoding, self._dtype)
+        if encoding is None:
+            return None
+        weight = weight.as_dtype(encoding.dtype)
+        return ScaledWeight(weight.payload.to(self._device), weight.scale.to(self._device), weight.encoding)
+
+    def _widened(self, weight: Weight) -> Tensor:
+        if isinstance(weight, ScaledWeight):
+            weight = weight.widened(self._dtype)
+        return weight.to(device=self._device, dtype=self._dtype)
 
     def layer(self, index: int) -> Layer:
         spec, prefix = self._spec, f"model.layers.{index}"
@@ -265,30 +205,62 @@ class _Loader:
         mixtral = spec.family == "mixtral"
         block = f"{prefix}.block_sparse_moe" if mixtral else f"{prefix}.mlp"
         gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-        gate_up = torch.empty(spec.num_experts, 2 * width, hidden, device=self._device, dtype=self._dtype)
-        downs = torch.empty(spec.num_experts, hidden, width, device=self._device, dtype=self._dtype)
-        for e in range(spec.num_experts):
-            name = f"{block}.experts.{e}"
-            gate_up[e, :width] = self._source.read(f"{name}.{gate}.weight", (width, hidden))
-            gate_up[e, width:] = self._source.read(f"{name}.{up}.weight", (width, hidden))
-            downs[e] = self._source.read(f"{name}.{down}.weight", (hidden, width))
-            self.num_bytes += gate_up[e].nbytes + downs[e].nbytes
-            self._report(self.num_bytes)
+        names = [f"{block}.experts.{e}" for e in range(spec.num_experts)]
+        gate_up = self._stacked([[(f"{n}.{gate}", width), (f"{n}.{up}", width)] for n in names], hidden)
+        downs = self._stacked([[(f"{n}.{down}", hidden)] for n in names], width)
         return Experts(self.linear([(f"{block}.gate", spec.num_experts)], hidden, False), gate_up, downs)
+
+    def _stacked(self, experts: Sequence[Sequence[tuple[str, int]]], columns: int) -> Weight:
+        """Each expert's fused parts, in one tensor that is allocated once its first expert is known."""
+        stack: Weight | None = None
+        for e, parts in enumerate(experts):
+            weight = self._fused(parts, columns)
+            if stack is None:
+                stack = _empty_stack(len(experts), weight)
+            _put(stack, e, weight, parts[0][0])
+        assert stack is not None
+        return stack
+
+
+def _empty_stack(number: int, like: Weight) -> Weight:
+    if isinstance(like, ScaledWeight):
+        payload, scale = (t.new_empty((number, *t.shape)) for t in (like.payload, like.scale))
+        return ScaledWeight(payload, scale, like.encoding)
+    return like.new_empty((number, *like.shape))
+
+
+def _put(stack: Weight, index: int, weight: Weight, name: str) -> None:
+    if isinstance(stack, ScaledWeight) and isinstance(weight, ScaledWeight):
+        if stack.encoding == weight.encoding:
+            stack.payload[index] = weight.payload
+            stack.scale[index] = weight.scale
+            return
+    elif isinstance(stack, Tensor) and isinstance(weight, Tensor):
+        stack[index] = weight
+        return
+    raise StageError(
+        f"{name} is stored in another encoding than expert 0 of its layer: take a checkpoint that quantises all experts of "
+        "a layer alike"
+    )
 
 
 def load_stage_weights(
     spec: ModelSpec,
-    source: Checkpoint | DummyWeights,
+    source: Source,
     start_layer: int,
     end_layer: int,
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress,
+    kernels: Kernels | None = None,
 ) -> StageWeights:
-    """Layers [start_layer, end_layer), the embedding if they begin the model, norm and head if they end it."""
-    total = spec.stage_params(start_layer, end_layer) * dtype.itemsize
-    loader = _Loader(spec, source, device, dtype, lambda done: progress(min(done, total), total))
+    """Layers [start_layer, end_layer), the embedding if they begin the model, norm and head if they end it.
+
+    `kernels`: those that will compute with them; None: torch's.
+    """
+    kernels = kernels or TorchKernels()
+    total = _expected_bytes(spec, start_layer, end_layer, dtype, kernels)
+    loader = _Loader(spec, source, device, dtype, kernels, lambda done: progress(min(done, total), total))
     hidden, vocab = spec.hidden_size, spec.vocab_size
     first, last = start_layer == 0, end_layer == spec.num_layers
     embedding_name = "model.embed_tokens.weight"
@@ -298,10 +270,23 @@ def load_stage_weights(
     if last:
         final_norm = loader.tensor("model.norm.weight", hidden)
         if not spec.tied_embeddings:
-            head = Linear(loader.tensor("lm_head.weight", vocab, hidden))
+            head = loader.linear([("lm_head", vocab)], hidden, False)
         else:
-            head = Linear(
-                embedding if embedding is not None else loader.tensor(embedding_name, vocab, hidden)
-            )
+            tied = embedding if embedding is not None else loader.tensor(embedding_name, vocab, hidden)
+            head = Linear(tied, None, kernels)
     progress(total, total)
     return StageWeights(layers, embedding, final_norm, head, loader.num_bytes)
+
+
+def _expected_bytes(
+    spec: ModelSpec, start_layer: int, end_layer: int, dtype: torch.dtype, kernels: Kernels
+) -> int:
+    """For progress: exact but for scales, norms and what a quantised checkpoint leaves alone."""
+    whole = spec.stage_params(start_layer, end_layer) * dtype.itemsize
+    if spec.quantization is None:
+        return whole
+    stored = Encoding(E4M3FN, *(spec.quantization.block or (1, 0)))
+    if kernels.kept_encoding(stored, dtype) is None:
+        return whole
+    layers = sum(spec.layer_params(i) for i in range(start_layer, end_layer))
+    return int(whole - layers * (dtype.itemsize - E4M3FN.itemsize))

@@ -15,3 +15,15 @@ def dot(a, b, acc):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def tile_of(num_tiles, num_columns, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Programs walk GROUP_M row tiles by all column tiles at a time, so that both operands stay in the cache."""
+    num_column_tiles = tl.cdiv(num_columns, BLOCK_N)
+    group_programs = GROUP_M * num_column_tiles
+    group = tl.program_id(0) // group_programs
+    first = group * GROUP_M
+    size = tl.minimum(num_tiles - first, GROUP_M)
+    in_group = tl.program_id(0) % group_programs
+    return first + in_group % size, in_group // size

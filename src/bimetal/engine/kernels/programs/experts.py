@@ -9,7 +9,7 @@ units. A pair is row * top_k + j; pairs stand in order of expert, each expert's 
 import triton
 import triton.language as tl
 
-from bimetal.engine.kernels.programs.arithmetic import dot
+from bimetal.engine.kernels.programs.arithmetic import dot, tile_of
 
 
 @triton.jit
@@ -107,18 +107,6 @@ def place_kernel(
 
 
 @triton.jit
-def _tile_of(num_tiles, num_columns, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Programs walk GROUP_M row tiles by all column tiles at a time, so that both operands stay in the cache."""
-    num_column_tiles = tl.cdiv(num_columns, BLOCK_N)
-    group_programs = GROUP_M * num_column_tiles
-    group = tl.program_id(0) // group_programs
-    first = group * GROUP_M
-    size = tl.minimum(num_tiles - first, GROUP_M)
-    in_group = tl.program_id(0) % group_programs
-    return first + in_group % size, in_group // size
-
-
-@triton.jit
 def expert_gate_up_kernel(
     out_ptr,  # [pairs in order, inner]
     x_ptr,  # [rows, hidden]
@@ -137,7 +125,7 @@ def expert_gate_up_kernel(
     HAS_DESCRIPTORS: tl.constexpr,
 ):
     """silu(x gate') * (x up') for a tile of pairs of one expert. Grid: (tiles * column tiles,)."""
-    tile, column_tile = _tile_of(num_tiles, inner, BLOCK_N, GROUP_M)
+    tile, column_tile = tile_of(num_tiles, inner, BLOCK_N, GROUP_M)
     expert = tl.load(tiles_ptr + tile * 3).to(tl.int64)
     if expert < 0:
         return
@@ -198,7 +186,7 @@ def expert_down_kernel(
     HAS_DESCRIPTORS: tl.constexpr,
 ):
     """x down' for a tile of pairs of one expert, put back in order of rows. Grid: (tiles * column tiles,)."""
-    tile, column_tile = _tile_of(num_tiles, hidden, BLOCK_N, GROUP_M)
+    tile, column_tile = tile_of(num_tiles, hidden, BLOCK_N, GROUP_M)
     expert = tl.load(tiles_ptr + tile * 3).to(tl.int64)
     if expert < 0:
         return
