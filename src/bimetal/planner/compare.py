@@ -64,7 +64,7 @@ def draw_prices(
 def servable_multiple(problem: Problem, plan: FleetPlan, rate: Mapping[tuple[int, int, int], float]) -> float:
     """The largest multiple of the demand that a plan's replicas can serve.
 
-    maximise m  subject to  sum_c z_tkc <= N_tk,  sum_tk rate_tkc z_tkc >= m wanted_c / (1 - loss of a mixed class)
+    maximise m  subject to  sum_c z_tkc <= N_tk,  sum_tk rate_tkc z_tkc >= m (wanted_c + lost_c)
     """
     chosen, milp = plan.optimum.chosen, Milp()
     multiple = milp.variables(1, cost=-1.0)
@@ -72,7 +72,7 @@ def servable_multiple(problem: Problem, plan: FleetPlan, rate: Mapping[tuple[int
     for (t, k), number in chosen.replicas.items():
         milp.row([([i for (a, b, _), i in share.items() if (a, b) == (t, k)], 1.0)], upper=float(number))
     for c, wanted in enumerate(problem.wanted):
-        kept = 1 - problem.mixed_loss[c] * chosen.is_mixed[c]
+        kept = 1 / (1 + chosen.lost_per_s[c] / wanted)
         mine = [key for key in rate if key[2] == c]
         milp.row(
             [([share[key] for key in mine], [rate[key] for key in mine]), (multiple, -wanted / kept)],

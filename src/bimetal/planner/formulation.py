@@ -4,18 +4,18 @@
     subject to
     capacity    sum_c z_tkc                                             <= N_tk                     each template, limits
     demand      sum_tk rate_tkc z_tkc                                   >= wanted_c served_c + loss_c + spare_c
-    loss        loss_c                                                  >= e_c wanted_c (served_c + mixed_c - 1)
-    alike       sum_(tk of composition p) rate_tkc z_tkc                <= M (pure_cp + mixed_c)
-    one of      sum_p pure_cp + mixed_c                                  = 1
+    alike       alike_cp                                                <= sum_(tk of composition p) rate_tkc z_tkc
+    main        alike_cp                                                <= wanted_c main_cp,          sum_p main_cp = 1
+    loss        loss_c                                                  >= e_c (wanted_c served_c - sum_p alike_cp)
     gpus        sum_tk usage_tg N_tk + sum_f need_fg job_fg             <= owned_g + per_node_g nodes_g
     jobs        sum_g job_fg                                             = 1
     power       sum_g watts_g (owned_g + per_node_g nodes_g)            <= cap
     budget      the objective above                                     <= budget
     spare       spare_c >= rate_tkc used_tkc,   z_tkc <= most_tk used_tkc
 
-N, nodes integer; pure, mixed, job, used binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
+N, nodes integer; main, job, used binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
 maximised. N_tk replicas of template t run to the limits of class k; z_tkc of them serve class c (time shared: step times are
-affine in what they hold, so that shares add up).
+affine in what they hold, so that shares add up). Each class has one main composition, and loses e of what others serve.
 
 Only templates in `core` appear so. Every other one is there without its integers (N = z, at the class's own limits), which
 makes the program a relaxation of the one over all templates: its bound holds for all of them.
@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bimetal.planner.milp import Floats, Indices, Milp, Solved
 from bimetal.planner.problem import Problem
@@ -48,7 +49,9 @@ class Columns:
     nodes: Indices
     own: Indices
     served: Indices
-    mixed: Indices
+    loss: Indices
+    main: Indices
+    """[C, P]."""
     jobs: Indices
     """[F, G]."""
 
@@ -58,7 +61,7 @@ class Rows:
     """Rows whose duals price templates."""
 
     demand: Indices
-    alike: Indices
+    of_kind: Indices
     """[C, P]."""
     gpus: Indices
 
@@ -70,8 +73,14 @@ class Program:
     rows: Rows
 
 
-def formulate(problem: Problem, core: Sequence[int], rest: Sequence[tuple[int, int]]) -> Program:
-    """`core`: templates with their integers; `rest`: (template, class) pairs without."""
+def formulate(
+    problem: Problem,
+    core: Sequence[int],
+    rest: Sequence[tuple[int, int]],
+    mains: NDArray[np.bool_] | None = None,
+) -> Program:
+    """`core`: templates with their integers; `rest`: (template, class) pairs without; `mains` [C, P]: compositions that may be
+    a class's main one, None: any."""
     m = Milp()
     G, C, P = len(problem.owned), len(problem.wanted), problem.num_kinds
     maximise = problem.objective == "goodput"
@@ -83,9 +92,9 @@ def formulate(problem: Problem, core: Sequence[int], rest: Sequence[tuple[int, i
     goodput = -problem.wanted * problem.tokens if maximise else 0.0
     served = m.variables(C, lower=0.0 if maximise else 1.0, upper=1.0, cost=goodput)
     loss = m.variables(C)
-    mixed = m.variables(C, upper=1.0, integer=True)
-    possible = np.ones((C, P)) if maximise else _may_serve_alone(problem)
-    pure = m.variables(C * P, upper=possible.ravel(), integer=True).reshape(C, P)
+    may_be_main = np.ones(C * P) if mains is None else mains.ravel()
+    main = m.variables(C * P, upper=may_be_main, integer=True).reshape(C, P)
+    alike = m.variables(C * P).reshape(C, P)
     allowed = np.isfinite(problem.jobs)
     jobs = m.variables(allowed.size, upper=allowed.ravel().astype(float), integer=True).reshape(allowed.shape)
     spare = m.variables(C, upper=[np.inf if wanted else 0.0 for wanted in problem.spare])
@@ -107,26 +116,21 @@ def formulate(problem: Problem, core: Sequence[int], rest: Sequence[tuple[int, i
         shares = [share[t, k, c] for c in range(C) if (t, k, c) in share]
         m.row([(shares, 1.0), (column, -1.0)], upper=0.0)
 
-    demand, alike = np.zeros(C, np.int64), np.zeros((C, P), np.int64)
+    demand, of_kind = np.zeros(C, np.int64), np.zeros((C, P), np.int64)
     for c in range(C):
         mine, others = c_share == c, c_rest == c
         supply = [(z[mine], rate[mine]), (y[others], rate_rest[others])]
-        wanted, extra = problem.wanted[c], problem.mixed_loss[c] / (1 - problem.mixed_loss[c])
+        wanted, lost = problem.wanted[c], problem.mixed_loss[c]
         demand[c] = m.row([*supply, (served[c], -wanted), (loss[c], -1.0), (spare[c], -1.0)], lower=0.0)
-        m.row(
-            [(loss[c], 1.0), (served[c], -extra * wanted), (mixed[c], -extra * wanted)], lower=-extra * wanted
-        )
-        enough = wanted * (1 + extra) + problem.rate[:, :, c].max(initial=0.0)
         for p in range(P):
             in_z, in_y = mine & (problem.kind[t_share] == p), others & (problem.kind[t_rest] == p)
-            alike[c, p] = m.row(
-                [
-                    *((z[in_z], rate[in_z]), (y[in_y], rate_rest[in_y])),
-                    *((pure[c, p], -enough), (mixed[c], -enough)),
-                ],
-                upper=0.0,
-            )
-        m.row([(pure[c], 1.0), (mixed[c], 1.0)], lower=1.0, upper=1.0)
+            supply = [(z[in_z], rate[in_z]), (y[in_y], rate_rest[in_y])]
+            of_kind[c, p] = m.row([*supply, (alike[c, p], -1.0)], lower=0.0)
+            m.row([(alike[c, p], 1.0), (main[c, p], -wanted)], upper=0.0)
+        m.row([(main[c], 1.0)], lower=1.0, upper=1.0)
+        m.row([(loss[c], 1.0), (served[c], -lost * wanted), (alike[c], lost)], lower=0.0)
+    if not maximise:
+        _least_spares(m, problem, spare)
     _keep_spares(m, problem, share, spare)
 
     gpus = np.zeros(G, np.int64)
@@ -143,7 +147,9 @@ def formulate(problem: Problem, core: Sequence[int], rest: Sequence[tuple[int, i
         m.row([(jobs[f], 1.0)], lower=1.0, upper=1.0)
     m.row([(own, problem.watts), (nodes, problem.watts * problem.per_node)], upper=problem.power_cap_w)
     m.row([(own, problem.owned_usd_per_h), (nodes, node_usd)], upper=problem.budget_usd_per_h)
-    return Program(m, Columns(run, share, y, nodes, own, served, mixed, jobs), Rows(demand, alike, gpus))
+    return Program(
+        m, Columns(run, share, y, nodes, own, served, loss, main, jobs), Rows(demand, of_kind, gpus)
+    )
 
 
 def _core_variables(
@@ -169,33 +175,21 @@ def most_replicas(problem: Problem, t: int) -> float:
     return float(np.floor((problem.largest_fleet[used] / problem.usage[t][used]).min()))
 
 
+def _least_spares(m: Milp, problem: Problem, spare: Indices) -> None:
+    """Whatever serves a class is no smaller than the smallest that can: cuts off what has no integers."""
+    for c in np.flatnonzero(problem.spare):
+        able = problem.rate[:, :, c].max(axis=1)
+        m.row([(spare[c], 1.0)], lower=float(able[able > 0].min(initial=np.inf)) if able.any() else 0.0)
+
+
 def _keep_spares(m: Milp, problem: Problem, share: dict[tuple[int, int, int], int], spare: Indices) -> None:
     for (t, k, c), column in share.items():
         if problem.spare[c]:
             used = m.variables(1, upper=1.0, integer=True)
-            m.row([(column, 1.0), (used, -max(most_replicas(problem, t), 1.0))], upper=0.0)
+            needed = problem.wanted[c] * (1 + problem.mixed_loss[c]) + problem.rate[:, :, c].max()
+            most = min(most_replicas(problem, t), needed / problem.rate[t, k, c])
+            m.row([(column, 1.0), (used, -most)], upper=0.0)
             m.row([(spare[c], 1.0), (used, -problem.rate[t, k, c])], lower=0.0)
-
-
-def _may_serve_alone(problem: Problem) -> Floats:
-    """[C, P] 1 where all GPUs there are, in replicas of one composition, might serve the class; an upper bound of what they do."""
-    C, P = len(problem.wanted), problem.num_kinds
-    possible = np.zeros((C, P))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        most = np.where(problem.usage > 0, problem.largest_fleet / problem.usage, np.inf).min(axis=1)
-    for c in range(C):
-        for p in range(P):
-            members = problem.kind == p
-            per_gpu = problem.rate[members, c, c, None] / np.where(
-                problem.usage[members] > 0, problem.usage[members], np.nan
-            )
-            used = problem.usage[members].any(axis=0)
-            best = [
-                np.nanmax(per_gpu[:, g], initial=0.0) * problem.largest_fleet[g] for g in np.flatnonzero(used)
-            ]
-            enough = (most[members] >= 1).any() and min(best, default=0.0) >= problem.wanted[c]
-            possible[c, p] = float(enough)
-    return possible
 
 
 @dataclass(frozen=True)
@@ -209,7 +203,8 @@ class Chosen:
     nodes: Indices
     owned_used: Floats
     served_ratio: Floats
-    is_mixed: Sequence[bool]
+    lost_per_s: Floats
+    """[C] requests per second that replicas of unlike GPUs lose between them."""
     jobs: dict[int, int]
     """Job to kind of GPU."""
     usd_per_h: float
@@ -233,7 +228,7 @@ def read_solution(problem: Problem, program: Program, solved: Solved) -> Chosen:
         nodes=nodes,
         owned_used=own,
         served_ratio=x[cols.served],
-        is_mixed=[bool(round(v)) for v in x[cols.mixed]],
+        lost_per_s=x[cols.loss],
         jobs={f: int(np.argmax(x[row])) for f, row in enumerate(cols.jobs)},
         usd_per_h=float(cost.sum()),
     )

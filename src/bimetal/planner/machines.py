@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bimetal.perf.equations import ROOFLINE_POWER
 from bimetal.perf.stage_clock import StageClock
 from bimetal.policy.batching import max_num_micro_batches
-from bimetal.simulate.replica import ReplicaShape
+from bimetal.simulate.shapes import ReplicaShape
 
 Floats = NDArray[np.float64]
 CLOCK_FIELDS = tuple(f.name for f in fields(StageClock))

@@ -127,6 +127,25 @@ class Milp:
             row_duals=np.empty(0) if is_mip else np.array(found.row_dual),
         )
 
+    def probe(self, fixes: Sequence[Mapping[int, tuple[float, float]]]) -> list[float]:
+        """The objective without integers under each set of bounds in turn, in place of the columns' own; infinite: infeasible."""
+        highspy = importlib.import_module("highspy")
+        with _no_banner():
+            solver = highspy.Highs()
+        solver.silent()
+        solver.passModel(self._model(highspy, relax=True))
+        lower, upper = np.concatenate(self._lower), np.concatenate(self._upper)
+        values = []
+        for fix in fixes:
+            for column, (low, high) in fix.items():
+                solver.changeColBounds(column, low, high)
+            solver.run()
+            optimal = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+            values.append(float(solver.getInfo().objective_function_value) if optimal else INFINITY)
+            for column in fix:
+                solver.changeColBounds(column, lower[column], upper[column])
+        return values
+
     @staticmethod
     def _status(highspy: Any, status: Any, info: Any) -> Status:
         kinds = highspy.HighsModelStatus

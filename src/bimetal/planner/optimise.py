@@ -34,6 +34,8 @@ MOST_NEW = 40
 """Templates that join at once."""
 NEAR_MISSES = 12
 DEFAULT_GAP = 0.005
+ROUGH_GAP, ROUGH_S = 0.02, 1.5
+"""For the first look at which templates matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,34 @@ def optimise(
     if root is None:
         raise InfeasibleError("no fleet from this stock serves all that is asked within its limits")
     alive = _undominated(problem)
+    floors = _main_floors(problem, alive)
+    mains = np.isfinite(floors)
     core: set[int] = set()
     best: tuple[Solved, Program] | None = None
     bound, rounds = root.value, 0
+
+    def improve(program: Program, seconds: float) -> None:
+        """Solve, and keep what is better; then drop what no better plan can hold."""
+        nonlocal best, mains, alive
+        start = _values_of(best, program)
+        solved = program.milp.solve(gap=gap / 4, time_limit_s=max(seconds, 1.0), start=start)
+        if solved.status not in ("optimal", "feasible"):
+            return
+        if best is None or solved.objective < best[0].objective - TOLERANCE:
+            best = solved, program
+            mains = mains & (floors <= solved.objective + TOLERANCE)
+            alive = alive & (root.reduced_cost <= solved.objective - root.value + TOLERANCE)
+
     while True:
         rounds += 1
         rest = _efficient(problem, [int(t) for t in np.flatnonzero(alive) if t not in core])
-        relaxed = formulate(problem, sorted(core), rest)
-        lower = relaxed.milp.solve(gap=gap / 4, time_limit_s=max(left_s(), 1.0))
-        if lower.status == "infeasible":
+        relaxed = formulate(problem, sorted(core), rest, mains)
+        first = best is None
+        lower = relaxed.milp.solve(
+            gap=ROUGH_GAP if first else gap / 4,
+            time_limit_s=min(left_s(), ROUGH_S) if first else max(left_s() * 0.6, 1.0),
+        )
+        if lower.status == "infeasible" or (first and lower.status == "unknown"):
             break
         bound = max(bound, lower.bound)
         used = {rest[i][0] for i in np.flatnonzero(lower.values[relaxed.columns.rest] > TOLERANCE)}
@@ -91,15 +112,9 @@ def optimise(
         if not used or (best is not None and (_gap(best[0].objective, bound) <= gap or left_s() <= 0)):
             break
         core |= used | _smaller(problem, used, alive) | (set() if rounds > 1 else _near_misses(root, alive))
-        program = formulate(problem, sorted(core), [])
-        solved = program.milp.solve(
-            gap=gap / 4, time_limit_s=max(left_s() / 2, 1.0), start=_values_of(best, program)
-        )
-        if solved.status in ("optimal", "feasible") and (
-            best is None or solved.objective < best[0].objective - TOLERANCE
-        ):
-            best = solved, program
-            alive &= root.reduced_cost <= solved.objective - root.value + TOLERANCE
+        if best is None:
+            improve(formulate(problem, sorted(core), [], _as_in(lower, relaxed)), left_s() / 3)
+        improve(formulate(problem, sorted(core), [], mains), left_s() / 2)
         if best is not None and _gap(best[0].objective, bound) <= gap:
             break
     if best is None:
@@ -157,7 +172,7 @@ def _generate(problem: Problem, pool: set[int]) -> Root | None:
         if solved.status != "optimal":
             return None
         duals, rows = solved.row_duals, program.rows
-        worth = own_rate * (duals[rows.demand][None, :] + duals[rows.alike].T[problem.kind])
+        worth = own_rate * (duals[rows.demand][None, :] + duals[rows.of_kind].T[problem.kind])
         reduced = -problem.usage @ duals[rows.gpus] - worth.max(axis=1, initial=0.0)
         scale = max(abs(solved.objective), 1.0)
         entering = [int(t) for t in np.argsort(reduced)[:MOST_NEW] if reduced[t] < -TOLERANCE * scale]
@@ -181,6 +196,25 @@ def _first_pool(problem: Problem) -> list[int]:
             if len(members):
                 pool.add(int(members[np.argmax(per_gpu[members])]))
     return sorted(pool)
+
+
+def _main_floors(problem: Problem, alive: Mask) -> Floats:
+    """[C, P] a bound of the objective if a composition is a class's main one; infinite: impossible."""
+    C, P = len(problem.wanted), problem.num_kinds
+    program = formulate(problem, [], _efficient(problem, np.flatnonzero(alive).tolist()))
+    main = program.columns.main
+    fixes = [
+        {int(main[c, q]): (float(q == p), float(q == p)) for q in range(P)}
+        for c in range(C)
+        for p in range(P)
+    ]
+    return np.array(program.milp.probe(fixes)).reshape(C, P)
+
+
+def _as_in(solved: Solved, program: Program) -> Mask:
+    """The main compositions of a solution."""
+    only: Mask = solved.values[program.columns.main] > 0.5
+    return only
 
 
 def _near_misses(root: Root, alive: Mask) -> set[int]:
@@ -221,24 +255,20 @@ def _values_of(best: tuple[Solved, Program] | None, program: Program) -> dict[in
 def _undominated(problem: Problem) -> Mask:
     """[T] False where some number of another template of the same composition takes no more GPUs of any kind and serves no
     less of any class: such a template is in no plan that could not do without it."""
-    alive = np.ones(len(problem.usage), dtype=bool)
-    sizes = problem.usage.sum(axis=1)
     rate = problem.rate.reshape(len(problem.usage), -1)
-    alive &= rate.any(axis=1)
+    alive: Mask = rate.any(axis=1)
     for p in range(problem.num_kinds):
         members = np.flatnonzero((problem.kind == p) & alive)
-        members = members[np.lexsort((-rate[members].sum(axis=1), sizes[members]))]
-        for position, t in enumerate(members):
-            others = members[:position][alive[members[:position]]]
-            if not len(others):
-                continue
-            used = problem.usage[others]
-            with np.errstate(divide="ignore"):
-                times = np.floor(
-                    np.where(used > 0, problem.usage[t] / np.maximum(used, 1e-9), np.inf).min(axis=1)
-                )
-            if (times[:, None] * rate[others] >= rate[t] - 1e-12).all(axis=1).any():
-                alive[t] = False
+        order = np.lexsort((-rate[members].sum(axis=1), problem.usage[members].sum(axis=1)))
+        members = members[order]
+        used = problem.usage[members][:, problem.usage[members].any(axis=0)]
+        times = np.floor(
+            (used[:, None, :] / used[None, :, :]).min(axis=2)
+        )  # [t, other]: how many of other fit in t
+        better = np.tril(times >= 1, k=-1)
+        for column in rate[members].T[rate[members].any(axis=0)]:
+            better &= times * column[None, :] >= column[:, None] - 1e-12
+        alive[members[better.any(axis=1)]] = False
     return alive
 
 

@@ -5,15 +5,15 @@ Owns the translation from layers and links to `Machines`. Does not know which ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bimetal.catalog.demand import Demand, ServedModel
 from bimetal.catalog.links import SAME_HOST, LinkSpec
+from bimetal.catalog.models import ModelSpec
 from bimetal.perf.calibration import Calibration
 from bimetal.perf.stage_clock import clock_columns
 from bimetal.perf.step_time import ACTIVATION_BYTES, StageShape, coefficients_of
@@ -37,9 +37,9 @@ class StageTables:
     draw: int | None = None
     """Of the calibration's joint draws; None: the most likely coefficients."""
 
-    @cached_property
+    @property
     def classes(self) -> LayerClasses:
-        return LayerClasses(self.model.spec)
+        return _layer_classes(self.model.spec)
 
     @property
     def num_layers(self) -> int:
@@ -58,13 +58,17 @@ class StageTables:
         rows = []
         for slot in self.slots:
             shapes = self.shapes(slot)
-            rows.append(clock_columns(shapes, coefficients_of(shapes, self.calibration, self.draw)))
+            one = coefficients_of(
+                shapes[:1], self.calibration, self.draw
+            )  # which layers they are changes none
+            same = {term: np.broadcast_to(value, (len(shapes),)) for term, value in one.items()}
+            rows.append(clock_columns(shapes, same))
         return {name: np.array([row[name] for row in rows]) for name in CLOCK_FIELDS}
 
     @cached_property
     def weight_bytes(self) -> Floats:
         """[classes of ranges]."""
-        return np.array([float(shape.weight_bytes) for shape in self.shapes(self.slots[0])])
+        return _range_params(self.model.spec) * DTYPE_BYTES[self.model.dtype]
 
     @cached_property
     def room_bytes(self) -> Floats:
@@ -130,6 +134,12 @@ class StageTables:
         )
 
 
-def pairs(first: Sequence[int], second: Sequence[int]) -> NDArray[np.int64]:
-    """[M, 2] all of them."""
-    return np.array([(a, b) for a in first for b in second], dtype=np.int64).reshape(-1, 2)
+@lru_cache(maxsize=32)
+def _layer_classes(model: ModelSpec) -> LayerClasses:
+    return LayerClasses(model)
+
+
+@lru_cache(maxsize=32)
+def _range_params(model: ModelSpec) -> Floats:
+    """[classes of ranges] weights, with the embedding and the head where they belong."""
+    return np.array([float(model.stage_params(a, b)) for a, b in _layer_classes(model).examples])
