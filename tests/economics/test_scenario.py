@@ -158,6 +158,17 @@ def test_price_left_out_comes_from_the_catalogue_with_source_and_date():
     assert doubtful is not None and "UNVERIFIED" in doubtful.source
 
 
+def test_a_gpu_that_is_only_asked_about_is_filled_in_and_checked_too():
+    asked = TEXT.replace("fleets:", "  MI300X: {lead_time_weeks: 200}\nfleets:") + "rent_or_own: [MI300X]\n"
+    with pytest.raises(ConfigError, match=r"gpus\.MI300X\.lead_time_weeks: may reach 200 weeks"):
+        parse(asked)
+    scenario = parse(asked.replace("200", "20"))
+    assert scenario.quantities["gpus.MI300X.tdp_w"].central == 750
+    bare = TEXT.replace("fleets:", "  MI455X: {price_usd: 60000}\nfleets:") + "rent_or_own: [MI455X]\n"
+    with pytest.raises(ConfigError, match=r"gpus\.MI455X\.tdp_w"):
+        parse(bare)
+
+
 def test_discounts_name_their_base_and_apply_in_order():
     cuts = """
     discounts:

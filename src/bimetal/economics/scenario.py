@@ -85,6 +85,10 @@ def parse_scenario(document: Document, folder: Path, throughput_of: ThroughputOf
             found = catalogue_quantity(find_gpu(given), name)
             if getattr(file.gpus[given], name) is None and found is not None:
                 quantities[f"gpus.{given}.{name}"] = found
+        if f"gpus.{given}.price_usd" in quantities:
+            _fill_in_part(document, given, quantities)
+            weeks = quantities[f"gpus.{given}.lead_time_weeks"]
+            check_delivery(document, given, file.finance.horizon_years, weeks)
     for i, fleet in enumerate(file.fleets):
         from_plan = _plan_rate(document, i, fleet, folder)
         if from_plan is not None:
@@ -100,10 +104,13 @@ def parse_scenario(document: Document, folder: Path, throughput_of: ThroughputOf
                 raise document.error(
                     (*where, "years"), f"must be [start, end) with {limit}: got [{start}, {end}]"
                 )
-            _fill_in(document, group, quantities)
+            _fill_in_price(document, group, quantities)
+            _fill_in_part(document, group.gpu, quantities)
             if from_plan is None:
                 _fill_in_rate(document, file, group.gpu, quantities, throughput_of)
-            check_delivery(document, group, end - start, quantities[f"gpus.{group.gpu}.lead_time_weeks"])
+            if group.terms == "buy":
+                weeks = quantities[f"gpus.{group.gpu}.lead_time_weeks"]
+                check_delivery(document, group.gpu, end - start, weeks)
     bought = {g.gpu for fleet in file.fleets for g in fleet.groups if g.terms == "buy"}
     for i, rule in enumerate(file.placement):
         for field in ("gpu", "instead"):
@@ -135,8 +142,8 @@ def plan_rate_path(fleet: str) -> str:
     return f"fleets.{fleet}.output_tokens_per_s"
 
 
-def _fill_in(document: Document, group: GroupFields, quantities: dict[str, Quantity]) -> None:
-    """Price, lead time and TDP that the file leaves out for one GPU, from the catalogue."""
+def _fill_in_price(document: Document, group: GroupFields, quantities: dict[str, Quantity]) -> None:
+    """The price that a group's terms need, from the catalogue where the file leaves it out."""
     spec, at, where = find_gpu(group.gpu), f"gpus.{group.gpu}", ("gpus", group.gpu)
     wanted = {"buy": "price_usd", "on-demand": "on_demand_usd_per_h", "reserved": "reserved_usd_per_h"}[
         group.terms
@@ -148,6 +155,11 @@ def _fill_in(document: Document, group: GroupFields, quantities: dict[str, Quant
                 (*where, wanted), f"no price of {spec.name} in the catalogue: give {wanted} (at least 0)"
             )
         quantities[f"{at}.{wanted}"] = found
+
+
+def _fill_in_part(document: Document, gpu: str, quantities: dict[str, Quantity]) -> None:
+    """Lead time and TDP that the file leaves out, from the catalogue."""
+    spec, at, where = find_gpu(gpu), f"gpus.{gpu}", ("gpus", gpu)
     if f"{at}.lead_time_weeks" not in quantities:
         found = catalogue_quantity(spec, "lead_time_weeks")
         if found is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bimetal.catalog.document import Document, Location
 from bimetal.economics.quantity import Quantity
-from bimetal.economics.scenario_file import GpuFields, GroupFields, ScenarioFile
+from bimetal.economics.scenario_file import GpuFields, ScenarioFile
 from bimetal.units import WEEKS_PER_YEAR
 
 
@@ -63,12 +63,12 @@ def _check_discounts(document: Document, where: Location, fields: GpuFields) -> 
             )
 
 
-def check_delivery(document: Document, group: GroupFields, years: int, lead_time_weeks: Quantity) -> None:
+def check_delivery(document: Document, gpu: str, years: int, lead_time_weeks: Quantity) -> None:
     """GPUs that come after their years have ended would be paid, sold as new and never work."""
     longest = float(lead_time_weeks.quantile(np.array([1.0]))[0])
-    if group.terms == "buy" and longest >= years * WEEKS_PER_YEAR:
+    if longest >= years * WEEKS_PER_YEAR:
         raise document.error(
-            ("gpus", group.gpu, "lead_time_weeks"),
-            f"may reach {longest:.4g} weeks, and a group of {group.gpu} is there for {years} year(s), "
+            ("gpus", gpu, "lead_time_weeks"),
+            f"may reach {longest:.4g} weeks, and a group of {gpu} is there for {years} year(s), "
             f"{years * WEEKS_PER_YEAR:.4g} weeks: give less, or the group more years",
         )
