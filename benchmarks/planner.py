@@ -57,7 +57,7 @@ def measure(path: Path, scale: float) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scales", type=float, nargs="+", default=[0.1, 0.3, 0.6, 0.8, 1.0])
+    parser.add_argument("--scales", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0])
     parser.add_argument("--file", type=Path, default=EXAMPLE)
     parser.add_argument("--one", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

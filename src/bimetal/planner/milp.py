@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -38,18 +38,21 @@ class Solved:
     """Of a program without integers; empty otherwise."""
 
 
-@contextmanager
-def _no_banner() -> Iterator[None]:
-    """The first solver of a process greets on file descriptor 1, whatever its options; documents for programs go there."""
+@cache
+def _highspy() -> Any:
+    """The module, greeted once: the first solver of a process writes a banner to file descriptor 1, whatever its options, and
+    documents for programs go there."""
+    highspy = importlib.import_module("highspy")
     sys.stdout.flush()
     kept, sink = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     try:
-        yield
+        highspy.Highs()
     finally:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(sink)
+    return highspy
 
 
 class Milp:
@@ -101,9 +104,8 @@ class Milp:
         start: Mapping[int, float] | None = None,
     ) -> Solved:
         """`relax`: without integers, and with duals. `start`: values of some columns, to be made a solution and begun from."""
-        highspy = importlib.import_module("highspy")
-        with _no_banner():
-            solver = highspy.Highs()
+        highspy = _highspy()
+        solver = highspy.Highs()
         solver.silent()
         solver.setOptionValue("time_limit", max(time_limit_s, 0.1))
         solver.setOptionValue("mip_rel_gap", gap)
@@ -129,9 +131,8 @@ class Milp:
 
     def probe(self, fixes: Sequence[Mapping[int, tuple[float, float]]]) -> list[float]:
         """The objective without integers under each set of bounds in turn, in place of the columns' own; infinite: infeasible."""
-        highspy = importlib.import_module("highspy")
-        with _no_banner():
-            solver = highspy.Highs()
+        highspy = _highspy()
+        solver = highspy.Highs()
         solver.silent()
         solver.passModel(self._model(highspy, relax=True))
         lower, upper = np.concatenate(self._lower), np.concatenate(self._upper)

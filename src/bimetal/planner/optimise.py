@@ -9,12 +9,13 @@ Owns column generation: which templates get integers, which are priced out, when
    efficient ones can matter (no other gives as much per GPU of every kind it uses), so that the program stays small.
 3. Templates that the bound uses join the core, with smaller ones of their kind. The core alone gives a plan. No template whose
    reduced cost exceeds what the plan is above the root can be in a better plan; it is priced out.
-   2 and 3 repeat until plan and bound meet within the gap, or time is up.
+   2 and 3 repeat, side by side on two cores, until plan and bound meet within the gap, or time is up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -75,61 +76,110 @@ def optimise(
     root = _solve_root(problem, _first_pool(problem) if initial is None else initial)
     if root is None:
         raise InfeasibleError("no fleet from this stock serves all that is asked within its limits")
-    alive = _undominated(problem)
-    floors = _main_floors(problem, alive)
-    mains = np.isfinite(floors)
-    core: set[int] = set()
-    best: tuple[Solved, Program] | None = None
-    bound, rounds = root.value, 0
-
-    def improve(program: Program, seconds: float) -> None:
-        """Solve, and keep what is better; then drop what no better plan can hold."""
-        nonlocal best, mains, alive
-        start = _values_of(best, program)
-        solved = program.milp.solve(gap=gap / 4, time_limit_s=max(seconds, 1.0), start=start)
-        if solved.status not in ("optimal", "feasible"):
-            return
-        if best is None or solved.objective < best[0].objective - TOLERANCE:
-            best = solved, program
-            mains = mains & (floors <= solved.objective + TOLERANCE)
-            alive = alive & (root.reduced_cost <= solved.objective - root.value + TOLERANCE)
-
-    while True:
-        rounds += 1
-        rest = _efficient(problem, [int(t) for t in np.flatnonzero(alive) if t not in core])
-        relaxed = formulate(problem, sorted(core), rest, mains)
-        first = best is None
-        lower = relaxed.milp.solve(
-            gap=ROUGH_GAP if first else gap / 4,
-            time_limit_s=min(left_s(), ROUGH_S) if first else max(left_s() * 0.6, 1.0),
-        )
-        if lower.status == "infeasible" or (first and lower.status == "unknown"):
-            break
-        bound = max(bound, lower.bound)
-        used = {rest[i][0] for i in np.flatnonzero(lower.values[relaxed.columns.rest] > TOLERANCE)}
-        if not used and (best is None or lower.objective < best[0].objective):
-            best = lower, relaxed
-        if not used or (best is not None and (_gap(best[0].objective, bound) <= gap or left_s() <= 0)):
-            break
-        core |= used | _smaller(problem, used, alive) | (set() if rounds > 1 else _near_misses(root, alive))
-        if best is None:
-            improve(formulate(problem, sorted(core), [], _as_in(lower, relaxed)), left_s() / 3)
-        improve(formulate(problem, sorted(core), [], mains), left_s() / 2)
-        if best is not None and _gap(best[0].objective, bound) <= gap:
-            break
-    if best is None:
+    search = _Search(problem, root, gap)
+    search.look(min(left_s(), ROUGH_S))
+    with ThreadPoolExecutor(max_workers=2) as threads:
+        while not search.done and (search.best is None or left_s() > 0):
+            seconds = max(left_s(), 1.0)
+            bounding = threads.submit(search.bounding.milp.solve, gap=gap / 4, time_limit_s=seconds)
+            planning = search.planning
+            start = search.values_in(planning)
+            search.keep(planning, planning.milp.solve(gap=gap / 4, time_limit_s=seconds, start=start))
+            search.learn(bounding.result())
+    if search.best is None:
         raise InfeasibleError("no fleet of whole replicas and nodes from this stock serves all that is asked")
-    solved, program = best
+    solved, program = search.best
     return Optimum(
         chosen=read_solution(problem, program, solved),
         objective=solved.objective,
-        bound=min(bound, solved.objective),
+        bound=min(search.bound, solved.objective),
         num_templates=len(problem.usage),
-        num_priced_out=int((~alive).sum()),
-        num_core=len(core),
-        num_rounds=rounds,
+        num_priced_out=int((~search.alive).sum()),
+        num_core=len(search.core),
+        num_rounds=search.rounds,
         seconds=clock() - started,
     )
+
+
+class _Search:
+    """What is known so far: the best plan, the bound, the templates with integers, and what cannot be in a better plan."""
+
+    def __init__(self, problem: Problem, root: Root, gap: float) -> None:
+        self.problem, self.root, self.gap = problem, root, gap
+        self.alive = _undominated(problem)
+        self._floors = _main_floors(problem, self.alive)
+        self._mains: Mask = np.isfinite(self._floors)
+        self.core: set[int] = set()
+        self.best: tuple[Solved, Program] | None = None
+        self.bound = root.value
+        self.rounds = 0
+        self.done = False
+
+    def look(self, seconds: float) -> None:
+        """Which templates and main compositions matter; then a first plan from those."""
+        rough, rest = self._relaxed()
+        solved = rough.milp.solve(gap=ROUGH_GAP, time_limit_s=seconds)
+        if solved.status not in ("optimal", "feasible"):
+            self.done = solved.status == "infeasible"
+            self.core |= set(self.root.used) | _near_misses(self.root, self.alive)
+        else:
+            self.bound = max(self.bound, solved.bound)
+            self._join({rest[i][0] for i in np.flatnonzero(solved.values[rough.columns.rest] > TOLERANCE)})
+            self.core |= _near_misses(self.root, self.alive)
+            first = formulate(self.problem, sorted(self.core), [], solved.values[rough.columns.main] > 0.5)
+            self.keep(first, first.milp.solve(gap=self.gap / 4, time_limit_s=seconds))
+        self.bounding, self._rest = self._relaxed()
+
+    @property
+    def planning(self) -> Program:
+        """The core alone: its solutions are plans."""
+        return formulate(self.problem, sorted(self.core), [], self._mains)
+
+    def keep(self, program: Program, solved: Solved) -> None:
+        """A better plan rules out main compositions and templates that no still better one can hold."""
+        if solved.status not in ("optimal", "feasible"):
+            return
+        if self.best is None or solved.objective < self.best[0].objective - TOLERANCE:
+            self.best = solved, program
+            self._mains = self._mains & (self._floors <= solved.objective + TOLERANCE)
+            above = solved.objective - self.root.value
+            self.alive = self.alive & (self.root.reduced_cost <= above + TOLERANCE)
+
+    def learn(self, lower: Solved) -> None:
+        """From a solved relaxation: a bound for all, and the templates that it would use."""
+        self.rounds += 1
+        if lower.status == "infeasible":
+            self.done = True
+            return
+        self.bound = max(self.bound, lower.bound)
+        used: set[int] = set()
+        if lower.status != "unknown":
+            inside = lower.values[self.bounding.columns.rest] > TOLERANCE
+            used = {self._rest[i][0] for i in np.flatnonzero(inside)}
+            if not used:
+                self.keep(self.bounding, lower)
+        best = np.inf if self.best is None else self.best[0].objective
+        self.done = _gap(best, self.bound) <= self.gap or (lower.status == "optimal" and not used)
+        self._join(used)
+        self.bounding, self._rest = self._relaxed()
+
+    def values_in(self, program: Program) -> dict[int, float] | None:
+        """The best plan's replicas and nodes as columns of another program."""
+        if self.best is None:
+            return None
+        solved, old = self.best
+        new, values = program.columns, solved.values
+        runs = {new.run[key]: float(values[i]) for key, i in old.columns.run.items() if key in new.run}
+        return runs | dict(zip(new.nodes.tolist(), values[old.columns.nodes].tolist(), strict=True))
+
+    def _join(self, used: set[int]) -> None:
+        self.core |= used | _smaller(self.problem, used, self.alive)
+
+    def _relaxed(self) -> tuple[Program, list[Pair]]:
+        """The core with its integers, the rest without."""
+        outside = [int(t) for t in np.flatnonzero(self.alive) if t not in self.core]
+        rest = _efficient(self.problem, outside)
+        return formulate(self.problem, sorted(self.core), rest, self._mains), rest
 
 
 def _gap(objective: float, bound: float) -> float:
@@ -211,12 +261,6 @@ def _main_floors(problem: Problem, alive: Mask) -> Floats:
     return np.array(program.milp.probe(fixes)).reshape(C, P)
 
 
-def _as_in(solved: Solved, program: Program) -> Mask:
-    """The main compositions of a solution."""
-    only: Mask = solved.values[program.columns.main] > 0.5
-    return only
-
-
 def _near_misses(root: Root, alive: Mask) -> set[int]:
     """Templates of the root, and those that nearly were."""
     order = np.argsort(np.where(alive, root.reduced_cost, np.inf), kind="stable")
@@ -236,19 +280,6 @@ def _smaller(problem: Problem, templates: Iterable[int], alive: Mask) -> set[int
     return found
 
 
-def _values_of(best: tuple[Solved, Program] | None, program: Program) -> dict[int, float] | None:
-    """The best plan's replicas and nodes as columns of another program."""
-    if best is None:
-        return None
-    solved, old = best
-    values = {
-        program.columns.run[key]: solved.values[i]
-        for key, i in old.columns.run.items()
-        if key in program.columns.run
-    }
-    return values | dict(zip(program.columns.nodes.tolist(), solved.values[old.columns.nodes], strict=True))
-
-
 # -- the rest ------------------------------------------------------------------------------------------------------
 
 
@@ -265,9 +296,10 @@ def _undominated(problem: Problem) -> Mask:
         times = np.floor(
             (used[:, None, :] / used[None, :, :]).min(axis=2)
         )  # [t, other]: how many of other fit in t
-        better = np.tril(times >= 1, k=-1)
+        better: Mask = np.tril(times >= 1, k=-1)
         for column in rate[members].T[rate[members].any(axis=0)]:
-            better &= times * column[None, :] >= column[:, None] - 1e-12
+            enough: Mask = times * column[None, :] >= column[:, None] - 1e-12
+            better = better & enough
         alive[members[better.any(axis=1)]] = False
     return alive
 
