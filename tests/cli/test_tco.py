@@ -309,3 +309,14 @@ def test_the_fleets_cost_the_same_at_each_break_even(name):
             fleets = json.loads(run(path, "--draws", "100", "--set", f"{name}={x!r}", "--json"))["fleets"]
             costs = [f["at_median_inputs"]["per_million_output_tokens"] for f in fleets]
             assert costs[i] == pytest.approx(costs[0], rel=1e-9), (decision["fleet"], name)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_share_is_saved_of_nothing(tmp_path):
+    text = PLAIN.replace("price_usd: 25000", "price_usd: 0").replace("usd_per_kwh: 0.1", "usd_per_kwh: 0")
+    two = "  - name: two\n    stack_usd_per_year: 9000\n    groups: [{gpu: H100, count: 8}]\n"
+    (tmp_path / "s.yaml").write_text(text + two)
+    decision = json.loads(run(tmp_path / "s.yaml", "--json"), parse_constant=pytest.fail)["decisions"][0]
+    assert list(decision["savings"]) == ["tco", "tokens_ratio"] and decision["break_evens"] == []
+    output = run(tmp_path / "s.yaml", "--set", "workload.utilisation_ratio=0.5", "--html", tmp_path / "p")
+    assert "no share is saved of a cost" in output and "nan" not in output

@@ -221,6 +221,9 @@ def print_change(
     key = "per_token_ratio" if after.per_token else "tco_ratio"
     for old, new in zip(before.decisions, after.decisions, strict=True):
         was, now = spread(getattr(old.drawn, key)), spread(getattr(new.drawn, key))
+        if not (math.isfinite(was.p50) and math.isfinite(now.p50)):
+            console.print(f"{made}: no share is saved of a cost that is not above 0", style="bold")
+            continue
         flips = " The decision flips." if (was.p50 > 0) != (now.p50 > 0) else ""
         unit = "per token" if after.per_token else "on TCO"
         console.print(

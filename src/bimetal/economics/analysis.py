@@ -199,8 +199,9 @@ def _decide(
     owners = [s for s in scenarios for _ in s.file.fleets]
     for path, q in _levers((scenarios[0], owners[i])).items():
         low, high = max(q.central / SEARCH_FACTOR, q.limits[0]), min(q.central * SEARCH_FACTOR, q.limits[1])
-        if np.ptp(at(path, np.linspace(low, high, 21))) < ROUNDING:
-            continue  # this fleet and the first do not depend on it, or cost the same whatever it is
+        tried = at(path, np.linspace(low, high, 21))
+        if not np.any(np.isfinite(tried)) or np.ptp(tried) < ROUNDING:
+            continue  # no saving is defined, or none depends on it
         found.append(BreakEven(path, q.central, break_evens(partial(at, path), low, high), low, high))
     swings = tornado([s.quantities for s in scenarios], saving)
     return Decision(

@@ -106,15 +106,19 @@ class Comparison:
 
 def compare(baseline: Tco, other: Tco) -> Comparison:
     """Every saving is shown on chip, on system, on TCO, and per token."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return Comparison(
-            chip_ratio=1 - other.chip_usd / baseline.chip_usd,
-            system_ratio=1 - other.system_usd / baseline.system_usd,
-            tco_ratio=1 - other.npv_usd / baseline.npv_usd,
-            per_token_ratio=1 - other.usd_per_million_output_tokens / baseline.usd_per_million_output_tokens,
-            tco_usd=baseline.npv_usd - other.npv_usd,
-            tokens_ratio=other.tokens.sum(axis=-1) / baseline.tokens.sum(axis=-1),
-        )
+    return Comparison(
+        chip_ratio=_saving(baseline.chip_usd, other.chip_usd),
+        system_ratio=_saving(baseline.system_usd, other.system_usd),
+        tco_ratio=_saving(baseline.npv_usd, other.npv_usd),
+        per_token_ratio=_saving(baseline.usd_per_million_output_tokens, other.usd_per_million_output_tokens),
+        tco_usd=baseline.npv_usd - other.npv_usd,
+        tokens_ratio=other.tokens.sum(axis=-1) / baseline.tokens.sum(axis=-1),
+    )
+
+
+def _saving(before: Flows, after: Flows) -> Flows:
+    """Share saved; nan where there was nothing to save from: no share of 0, or of less, means anything."""
+    return np.asarray(1 - after / np.where(before > 0, before, np.nan))
 
 
 def dated_flows(gains: Sequence[Line], losses: Sequence[Line]) -> tuple[Flows, Flows]:
