@@ -14,8 +14,9 @@ from kernel_agreement import error
 from scaled_agreement import BY_ROW, CASES, scaled
 
 from bimetal.engine.kernels.architecture import ARCHITECTURES
+from bimetal.engine.kernels.choices import Choice, read_choices
 from bimetal.engine.kernels.encoding import E4M3FN, E4M3FNUZ, Encoding, Tensor
-from bimetal.engine.kernels.registry import Launcher
+from bimetal.engine.kernels.registry import Launcher, read_rules
 from bimetal.engine.kernels.specs import SPECS
 from bimetal.engine.kernels.triton_scaled import ScaledProducts
 
@@ -88,6 +89,35 @@ def test_the_own_product_gets_rows_and_scales_the_right_way_round(monkeypatch: p
     expected = (quantised.float() * scales) @ weight.widened(torch.float32).T
     assert error(products.linear(x, weight, None), expected) < 1e-2
     assert error(products.linear(x, weight, bias), expected + bias.float()) < 1e-2
+
+
+def test_data_chooses_between_library_and_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [Choice("scaled_linear", "program", 4, ""), Choice("scaled_linear", "library", None, "")]
+    products = ScaledProducts(Launcher(SPECS, ARCHITECTURES["sm_90"]), listed)
+    took: list[str] = []
+    for name in ("_multiply_in_fp8", "_multiply_widened"):
+        monkeypatch.setattr(products, name, lambda x, weight, name=name: took.append(name))
+    for rows, dtype, encoding in (
+        (4, torch.bfloat16, BY_ROW),
+        (5, torch.bfloat16, BY_ROW),
+        (5, torch.float16, BY_ROW),
+        (5, torch.bfloat16, Encoding(E4M3FN, 16, 128)),
+    ):
+        weight = scaled((48, 256), encoding, torch.device("cpu"))
+        products.linear(torch.zeros(rows, 256, dtype=dtype), weight, None)
+    assert took == ["_multiply_widened", "_multiply_in_fp8", "_multiply_widened", "_multiply_widened"]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_data_says_where_it_comes_from(name: str) -> None:
+    """What nobody measured says so: nothing has run on AMD's GPUs, nor any FP8 program anywhere."""
+    rules, choices = read_rules(ARCHITECTURES[name]), read_choices(ARCHITECTURES[name])
+    unmeasured = [rule for rule in rules if rule.source.startswith("Not measured yet")]
+    measured = [rule for rule in rules if "benchmarks/" in rule.source]
+    assert len(unmeasured) + len(measured) == len(rules)
+    assert all(rule in unmeasured for rule in rules if rule.kernel.startswith(("scaled_", "quantise_")))
+    assert bool(measured) == (name == "sm_90")
+    assert [c.source.startswith("Not measured yet") for c in choices] == [True]
 
 
 @pytest.mark.parametrize(

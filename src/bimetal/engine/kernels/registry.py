@@ -72,6 +72,8 @@ class Rule:
     shapes: Mapping[str, tuple[int, ...]]
     up_to: int | None
     tile: Tile
+    source: str = ""
+    """The measurement that chose the tile, or that there is none."""
 
     def matches(self, kernel: str, dtype: torch.dtype, shapes: Mapping[str, int]) -> bool:
         return (
@@ -105,16 +107,18 @@ class Entry:
 
 def read_rules(architecture: Architecture) -> list[Rule]:
     text = (resources.files(__package__) / "data" / f"{architecture.name}.json").read_text()
-    return [_rule(fields) for fields in json.loads(text)["rules"]]
+    document = json.loads(text)
+    return [_rule(fields, document["source"]) for fields in document["rules"]]
 
 
-def _rule(fields: Mapping[str, Any]) -> Rule:
+def _rule(fields: Mapping[str, Any], source: str) -> Rule:
     return Rule(
         kernel=fields["kernel"],
         dtypes=tuple(_TORCH_DTYPES[name] for name in fields["dtypes"]),
         shapes={name: tuple(values) for name, values in fields.get("shapes", {}).items()},
         up_to=fields.get("up_to"),
         tile=Tile(fields["tile"], fields["num_warps"], fields["num_stages"], fields.get("options", {})),
+        source=fields.get("source", source),
     )
 
 

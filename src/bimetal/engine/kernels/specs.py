@@ -155,7 +155,6 @@ SPECS = {
             x_ptr="*T",
             weight_ptr="*fp8",
             scale_ptr="*fp32",
-            bias_ptr="*T",
             num_rows="i32",
             num_columns="i32",
             depth="i32",

@@ -50,20 +50,18 @@ def scaled_linear_kernel(
     x_ptr,  # [rows, depth]
     weight_ptr,  # [columns, depth] FP8
     scale_ptr,  # [column blocks, depth blocks] float32
-    bias_ptr,  # [columns]; not touched without one
     num_rows,
     num_columns,
     depth,
     block_rows,  # rows of the weight, which are columns of the product, that share a scale
     block_columns,
     num_depth_blocks,
-    HAS_BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """x (weight * scale)' + bias. Grid: (row tiles * column tiles,)."""
+    """x (weight * scale)'. Grid: (row tiles * column tiles,)."""
     tile, column_tile = tile_of(tl.cdiv(num_rows, BLOCK_M), num_columns, BLOCK_N, GROUP_M)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -85,8 +83,6 @@ def scaled_linear_kernel(
         x = tl.load(x_tile, mask=is_inside[None, :], other=0.0)
         weight = tl.load(weight_tile, mask=is_inside[:, None], other=0.0)
         acc = _step(acc, x, weight, tl.load(scale_row + whole * BLOCK_K // block_columns))
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + read).to(tl.float32)[None, :]
     mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
     out_offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
     tl.store(out_ptr + out_offsets, acc.to(out_ptr.dtype.element_ty), mask=mask)
