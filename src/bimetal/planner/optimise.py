@@ -287,9 +287,11 @@ def _undominated(problem: Problem) -> Mask:
     """[T] False where some number of another template of the same composition takes no more GPUs of any kind and serves no
     less of any class: such a template is in no plan that could not do without it."""
     rate = problem.rate.reshape(len(problem.usage), -1)
-    alive: Mask = rate.any(axis=1)
+    alive: Mask = np.asarray(rate.any(axis=1), dtype=bool)
     for p in range(problem.num_kinds):
         members = np.flatnonzero((problem.kind == p) & alive)
+        if not len(members):
+            continue
         order = np.lexsort((-rate[members].sum(axis=1), problem.usage[members].sum(axis=1)))
         members = members[order]
         used = problem.usage[members][:, problem.usage[members].any(axis=0)]

@@ -1,0 +1,264 @@
+"""The optimum is the optimum: against brute force, from a pool that lacks it, and with a bound that holds."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from bimetal.errors import InfeasibleError
+from bimetal.planner.formulation import formulate
+from bimetal.planner.optimise import _undominated, optimise
+from bimetal.planner.problem import Problem
+
+EXACT = 1e-6
+
+
+def problem(usage, rate, kind, wanted, **changes):
+    usage, rate = np.array(usage, float), np.array(rate, float)
+    kinds, classes = usage.shape[1], rate.shape[2]
+    given = Problem(
+        usage=usage,
+        rate=rate,
+        kind=np.array(kind),
+        wanted=np.array(wanted, float),
+        tokens=np.full(classes, 100.0),
+        mixed_loss=np.full(classes, 0.16),
+        spare=[False] * classes,
+        per_node=np.full(kinds, 2),
+        owned=np.zeros(kinds),
+        buyable_nodes=np.full(kinds, 2.0),
+        price_usd_per_h=np.array([1.0, 1.5, 2.0][:kinds]),
+        owned_usd_per_h=np.zeros(kinds),
+        watts=np.full(kinds, 500.0),
+        power_cap_w=np.inf,
+        budget_usd_per_h=np.inf,
+        jobs=np.zeros((0, kinds)),
+    )
+    return replace(given, **changes)
+
+
+def cheapest(p):
+    """Every number of every (template, limits), cheapest first; whether it serves is a small linear program."""
+    T, K, C = p.rate.shape
+    P = p.num_kinds
+    keys = [(t, k) for t in range(T) for k in range(K) if p.rate[t, k, k] > 0]
+    fleet = p.largest_fleet
+    most = [int(np.min(fleet[p.usage[t] > 0] // p.usage[t][p.usage[t] > 0])) for t, _ in keys]
+    plans = []
+    for numbers in product(*(range(m + 1) for m in most)):
+        needed = sum((n * p.usage[t] for n, (t, _) in zip(numbers, keys, strict=True)), np.zeros(len(fleet)))
+        if (needed > fleet).any():
+            continue
+        nodes = np.ceil(np.maximum(needed - p.owned, 0) / p.per_node)
+        cost = float((nodes * p.per_node * p.price_usd_per_h).sum())
+        watts = float((p.watts * np.maximum(needed, nodes * p.per_node)).sum())
+        if cost <= p.budget_usd_per_h + 1e-9 and watts <= p.power_cap_w + 1e-9:
+            plans.append((cost, numbers))
+    for cost, numbers in sorted(plans):
+        running = [(n, key) for n, key in zip(numbers, keys, strict=True) if n]
+        room = sum((n * p.rate[key] for n, key in running), np.zeros(len(p.wanted)))
+        if (room < p.wanted - 1e-9).any():
+            continue
+        if any(
+            serves(p, running, main, spare) for main in product(range(P), repeat=C) for spare in spares(p)
+        ):
+            return cost
+    return None
+
+
+def spares(p):
+    options = []
+    for c in range(len(p.wanted)):
+        rates = sorted({float(r) for r in p.rate[:, :, c].ravel() if r > 0})
+        options.append(rates if p.spare[c] else [0.0])
+    return product(*options)
+
+
+def serves(p, running, main, spare):
+    shares = [
+        (i, t, k, c)
+        for i, (_, (t, k)) in enumerate(running)
+        for c in range(len(p.wanted))
+        if p.rate[t, k, c] > 0 and (not p.spare[c] or p.rate[t, k, c] <= spare[c])
+    ]
+    C = len(p.wanted)
+    columns = len(shares) + 2 * C  # shares, alike, loss
+    rows, limits = [], []
+    for i, (number, _) in enumerate(running):
+        rows.append([float(s[0] == i) for s in shares] + [0.0] * 2 * C)
+        limits.append(float(number))
+    for c in range(C):
+        supply = [p.rate[t, k, c] if d == c else 0.0 for _, t, k, d in shares]
+        of_main = [v if p.kind[s[1]] == main[c] else 0.0 for v, s in zip(supply, shares, strict=True)]
+        alike, loss = np.eye(C)[c], np.eye(C)[c]
+        rows.append([-v for v in supply] + [0.0] * C + list(loss))
+        limits.append(-p.wanted[c] - spare[c])
+        rows.append([-v for v in of_main] + list(alike) + [0.0] * C)
+        limits.append(0.0)
+        rows.append([0.0] * len(shares) + list(-p.mixed_loss[c] * alike) + list(-loss))
+        limits.append(-p.mixed_loss[c] * p.wanted[c])
+    bounds = [(0, None)] * len(shares) + [(0, w) for w in p.wanted] + [(0, None)] * C
+    return linprog(np.zeros(columns), np.array(rows), limits, bounds=bounds).status == 0
+
+
+RATES = st.sampled_from([0.0, 1.0, 1.7, 2.5, 4.0])
+
+
+@st.composite
+def small_problems(draw):
+    """Two kinds of GPU, up to three templates, up to two classes of which the first is the stricter."""
+    classes = draw(st.integers(1, 2))
+    usage = draw(st.lists(st.sampled_from([(1, 0), (2, 0), (0, 1), (0, 2), (1, 1)]), min_size=2, max_size=3))
+    compositions = {(True, False): 0, (False, True): 1, (True, True): 2}
+    rate = np.zeros((len(usage), classes, classes))
+    for t in range(len(usage)):
+        for c in range(classes):
+            rate[t, c, c] = draw(RATES)
+        if classes == 2 and rate[t, 0, 0] > 0:
+            rate[t, 0, 1] = min(rate[t, 1, 1], draw(RATES))
+    return problem(
+        usage,
+        rate,
+        [compositions[a > 0, b > 0] for a, b in usage],
+        [draw(st.floats(0.5, 6.0)) for _ in range(classes)],
+        spare=[draw(st.booleans()) for _ in range(classes)],
+        owned=np.array([draw(st.sampled_from([0.0, 2.0])), 0.0]),
+        buyable_nodes=np.array([1.0, 2.0]),
+        price_usd_per_h=np.array([draw(st.floats(0.5, 3.0)), draw(st.floats(0.5, 3.0))]),
+        power_cap_w=draw(st.sampled_from([np.inf, 2500.0])),
+        budget_usd_per_h=draw(st.sampled_from([np.inf, 9.0])),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(small_problems())
+def test_no_gap_against_brute_force(p):
+    best = cheapest(p)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            optimise(p, gap=0.0)
+    else:
+        found = optimise(p, gap=0.0, time_limit_s=30.0)
+        assert found.objective == pytest.approx(best, abs=EXACT)
+        assert found.bound == pytest.approx(best, abs=EXACT)
+
+
+MANY = problem(
+    usage=[[2, 0], [1, 0], [0, 2], [0, 1], [1, 1], [2, 2]],
+    rate=[[[3.0]], [[1.4]], [[4.4]], [[2.0]], [[3.6]], [[8.0]]],
+    kind=[0, 0, 1, 1, 2, 2],
+    wanted=[23.0],
+    buyable_nodes=np.array([6.0, 6.0]),
+)
+
+
+def test_the_optimal_template_need_not_be_in_the_initial_pool():
+    best = optimise(MANY, gap=0.0)
+    used = {t for t, _ in best.chosen.replicas}
+    pool = [t for t in range(6) if t not in used]
+    assert used and pool
+    again = optimise(MANY, gap=0.0, initial=pool)
+    assert again.objective == pytest.approx(best.objective)
+    assert {t for t, _ in again.chosen.replicas} & used
+
+
+def test_a_pool_that_serves_nothing_still_finds_the_plan():
+    useless = replace(
+        MANY, rate=np.concatenate([MANY.rate, [[[0.0]]]]), usage=np.vstack([MANY.usage, [[1, 0]]])
+    )
+    useless = replace(useless, kind=np.append(useless.kind, 0))
+    assert optimise(useless, gap=0.0, initial=[6]).objective == pytest.approx(
+        optimise(MANY, gap=0.0).objective
+    )
+
+
+def test_the_bound_is_below_every_plan_and_the_root_below_that():
+    found = optimise(MANY, gap=0.0)
+    assert found.bound <= found.objective
+    assert found.gap_ratio <= 1e-6
+    everything = formulate(MANY, list(range(6)), [])
+    assert everything.milp.solve().objective == pytest.approx(found.objective)
+
+
+def test_dominated_templates_are_out_and_equal_ones_are_not_both():
+    p = problem([[2, 0], [1, 0], [1, 0], [0, 1]], [[[2.0]], [[1.0]], [[1.0]], [[0.5]]], [0, 0, 0, 1], [1.0])
+    assert _undominated(p).tolist() == [False, True, False, True]
+
+
+def test_whole_nodes_are_paid():
+    p = problem([[1, 0]], [[[1.0]]], [0], [3.0], per_node=np.array([8, 8]))
+    found = optimise(p, gap=0.0)
+    assert found.chosen.nodes.tolist() == [1, 0]
+    assert found.objective == pytest.approx(8.0)
+
+
+def test_owned_gpus_are_sunk():
+    p = problem([[1, 0], [0, 1]], [[[1.0]], [[1.0]]], [0, 1], [2.0], owned=np.array([0.0, 2.0]))
+    found = optimise(p, gap=0.0)
+    assert found.objective == 0.0
+    assert {t for t, _ in found.chosen.replicas} == {1}
+
+
+def test_n_plus_one_buys_what_the_largest_replica_leaves():
+    alone = problem(
+        [[1, 0]], [[[1.0]]], [0], [2.0], per_node=np.array([1, 1]), buyable_nodes=np.array([9.0, 9.0])
+    )
+    assert sum(optimise(alone, gap=0.0).chosen.replicas.values()) == 2
+    safe = replace(alone, spare=[True])
+    assert sum(optimise(safe, gap=0.0).chosen.replicas.values()) == 3
+
+
+def test_small_replicas_make_cheap_spares():
+    p = problem(
+        [[4, 0], [1, 0]],
+        [[[4.4]], [[1.0]]],
+        [0, 0],
+        [4.0],
+        per_node=np.array([1, 1]),
+        buyable_nodes=np.array([99.0, 0.0]),
+        spare=[True],
+    )
+    assert optimise(p, gap=0.0).chosen.replicas == {(1, 0): 5}
+
+
+def test_power_budget_and_jobs_bind():
+    base = problem([[1, 0], [0, 1]], [[[1.0]], [[1.5]]], [0, 1], [4.0], buyable_nodes=np.array([9.0, 9.0]))
+    assert optimise(base, gap=0.0).objective == pytest.approx(4.0)
+    hot = replace(base, watts=np.array([500.0, 300.0]), power_cap_w=1500.0)
+    assert {t for t, _ in optimise(hot, gap=0.0).chosen.replicas} == {1}
+    with pytest.raises(InfeasibleError):
+        optimise(replace(base, budget_usd_per_h=3.9), gap=0.0)
+    tuning = replace(base, jobs=np.array([[2.0, np.inf]]))
+    found = optimise(tuning, gap=0.0)
+    assert found.chosen.jobs == {0: 0}
+    assert found.objective == pytest.approx(6.0)
+
+
+def test_goodput_under_a_budget_serves_as_much_as_it_can():
+    p = problem(
+        [[1, 0]],
+        [[[1.0]]],
+        [0],
+        [10.0],
+        objective="goodput",
+        budget_usd_per_h=3.0,
+        per_node=np.array([1, 1]),
+        buyable_nodes=np.array([9.0, 9.0]),
+    )
+    found = optimise(p, gap=0.0)
+    assert found.chosen.served_ratio.tolist() == pytest.approx([0.3])
+    assert found.chosen.usd_per_h == pytest.approx(3.0)
+
+
+def test_an_even_mix_costs_what_was_measured_and_a_small_addition_little():
+    p = problem([[1, 0], [0, 1]], [[[1.0]], [[1.0]]], [0, 1], [4.0], per_node=np.array([1, 1]))
+    even = replace(p, owned=np.array([2.0, 2.0]), buyable_nodes=np.array([0.0, 1.0]))
+    found = optimise(even, gap=0.0)
+    assert found.chosen.nodes.tolist() == [0, 1]  # four would do, but for the loss
+    assert found.chosen.lost_per_s[0] > 0
+    few = replace(p, owned=np.array([5.0, 0.0]))
+    assert optimise(few, gap=0.0).chosen.lost_per_s[0] == pytest.approx(0.0)
