@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from bimetal.perf.stage_clock import StageClock
 from bimetal.policy.batching import choose_num_micro_batches
-from bimetal.simulate.replica import ReplicaShape
 from bimetal.simulate.run import Slo, class_results, simulate
+from bimetal.simulate.shapes import ReplicaShape
 from bimetal.simulate.trace import Trace, merge, poisson_trace
 
 CLOCK = StageClock(

@@ -1,37 +1,21 @@
-"""`SimulatedReplica`: one chain of stages with continuous batching, on modelled time.
+"""`SimulatedReplica`: one stage with continuous batching, on modelled time.
 
 Decides as the engine's scheduler does, through the same `policy` functions: decodes first, prompts in chunks beside them
-under a token budget, first come first served, the newest pre-empted when the cache is full. Time goes by rounds: every
-running sequence gets one token, in as many micro-batches as the policy chooses. Rounds without a prompt are taken many
-at a time, since nothing is decided between them. Does not know where requests come from.
+under a token budget, first come first served, the newest pre-empted when the cache is full; a step is issued while the one
+before it runs. Steps without a prompt are taken many at a time, since nothing is decided between them. Does not know where
+requests come from; several stages are `pipeline`'s.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bimetal.perf.stage_clock import StageClock
-from bimetal.policy.batching import StepTime, choose_num_micro_batches, prefill_chunk
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaShape:
-    """What does not change while a replica runs."""
-
-    clocks: tuple[StageClock, ...]
-    hop_latency_s: float
-    """Of all hops of a round together, the way back included."""
-    hop_token_s: float
-    """The same per token carried."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv_tokens: int
-    """Tokens that the smallest stage's cache holds."""
+from bimetal.policy.batching import prefill_chunk
+from bimetal.simulate.shapes import ReplicaShape
 
 
 @dataclass(slots=True)
@@ -42,6 +26,8 @@ class Prompt:
     tokens: int
     """To read in all: the prompt, and after a pre-emption what was generated too."""
     outputs_left: int
+    at_s: float
+    """When it came."""
     done: int = 0
 
 
@@ -50,8 +36,9 @@ class SimulatedReplica:
         self, shape: ReplicaShape, first_token_s: NDArray[np.float64], done_s: NDArray[np.float64]
     ) -> None:
         self.shape = shape
+        (self._clock,) = shape.clocks
         self.now_s = 0.0
-        self.busy_s = [0.0] * len(shape.clocks)
+        self.busy_s = [0.0]
         self.num_unfinished = 0
         self.num_preemptions = 0
         self._first_token_s = first_token_s
@@ -62,35 +49,36 @@ class SimulatedReplica:
         self._left = np.zeros(shape.max_num_seqs, dtype=np.int64)
         self._context = np.zeros(shape.max_num_seqs, dtype=np.int64)
         self._n = 0
+        self._ahead_s = 0.0
+        """Steps are issued so long before they start: who comes later is not in them."""
         self._context_tokens = 0
         self._reading_tokens = 0
-        self._chosen: dict[int, int] = {}
         self.next_change_s = np.inf
         """No request can finish before this."""
 
     def submit(self, request: int, input_tokens: int, output_tokens: int, at_s: float) -> None:
         """Queue a request that arrives at `at_s`; `advance` to that time first."""
         if not self.num_unfinished:
-            self.now_s = max(self.now_s, at_s)
+            self.now_s, self._ahead_s = max(self.now_s, at_s), 0.0
         self.num_unfinished += 1
-        self._waiting.append(Prompt(request, input_tokens, output_tokens))
+        self._waiting.append(Prompt(request, input_tokens, output_tokens, at_s))
         self.next_change_s = min(self.next_change_s, self.now_s)
 
     def advance(self, until_s: float) -> None:
-        """Run whole rounds until the clock has reached `until_s` or nothing is left to do."""
+        """Run whole steps until the clock has reached `until_s` or nothing is left to do."""
         while self.now_s < until_s and self.num_unfinished:
             self._admit()
             if self._reading:
-                self._mixed_round()
+                self._mixed_step()
             else:
-                self._decode_rounds(until_s)
+                self._decode_steps(until_s)
         if not self.num_unfinished:
             self.next_change_s = np.inf
         elif self._reading or not self._n:
             self.next_change_s = self.now_s
         else:
             steps = int(self._left[: self._n].min())
-            self.next_change_s = self.now_s + (steps - 1) * self._round_s(self._context_tokens)[0]
+            self.next_change_s = self.now_s + (steps - 1) * self._step_s(self._context_tokens)
 
     # -- admission -----------------------------------------------------------------------------------------------
 
@@ -98,6 +86,8 @@ class SimulatedReplica:
         shape = self.shape
         while self._waiting and self._n + len(self._reading) < shape.max_num_seqs:
             prompt = self._waiting[0]
+            if prompt.at_s > self.now_s - self._ahead_s and (self._n or self._reading):
+                return
             if self._context_tokens + self._reading_tokens + prompt.tokens + 1 > shape.kv_tokens:
                 if self._n or self._reading:
                     return
@@ -107,74 +97,47 @@ class SimulatedReplica:
             self._reading.append(prompt)
             self._reading_tokens += prompt.tokens
 
-    # -- rounds --------------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, num_decodes: int) -> int:
-        if len(self.shape.clocks) == 1:
-            return 1
-        chosen = self._chosen.get(num_decodes)
-        if chosen is None:
-            context = self._context_tokens / max(1, self._n)
-            times = [_step_time(clock, context) for clock in self.shape.clocks]
-            hop = self.shape.hop_latency_s / len(times) + num_decodes * self.shape.hop_token_s / len(times)
-            chosen = self._chosen[num_decodes] = choose_num_micro_batches(num_decodes, times, hop)
-        return chosen
+    def _step_s(self, context_tokens: float) -> float:
+        """Of a step without prompts."""
+        return self._clock.step_s(self._n, context_tokens)
 
-    def _round_s(self, context_tokens: float) -> tuple[float, list[float]]:
-        """Duration of a round without prompts, and each stage's busy time in it."""
-        k = self._micro_batches(self._n)
-        size, context = self._n / k, context_tokens / k
-        times = [clock.step_s(size, context) for clock in self.shape.clocks]
-        hops = self.shape.hop_latency_s + size * self.shape.hop_token_s
-        return max(k * max(times), sum(times) + hops), [k * t for t in times]
+    def _run(self, num_steps: int, step_s: float) -> None:
+        self.now_s += num_steps * step_s
+        self.busy_s[0] += num_steps * step_s
+        self._ahead_s = step_s
 
-    def _decode_rounds(self, until_s: float) -> None:
-        """As many rounds as end nothing before the last, stay below `until_s` but for the last, and fit the cache."""
+    def _decode_steps(self, until_s: float) -> None:
+        """As many steps as end nothing before the last, stay below `until_s` but for the last, and fit the cache."""
         n = self._n
         room = self.shape.kv_tokens - self._context_tokens
         if room < n:
             self._preempt()
             return
-        first, _ = self._round_s(self._context_tokens)
+        first = self._step_s(self._context_tokens)
         wanted = int(np.ceil((until_s - self.now_s) / first)) if np.isfinite(until_s) else 1 << 30
-        rounds = max(1, min(int(self._left[:n].min()), room // n, wanted))
-        duration, busy = self._round_s(self._context_tokens + n * (rounds - 1) / 2)
-        self.now_s += rounds * duration
-        for i, seconds in enumerate(busy):
-            self.busy_s[i] += rounds * seconds
-        self._grow(rounds)
+        steps = 1 if self._waiting else max(1, min(int(self._left[:n].min()), room // n, wanted))
+        self._run(steps, self._step_s(self._context_tokens + n * (steps - 1) / 2))
+        self._grow(steps)
 
-    def _mixed_round(self) -> None:
-        """Decodes and chunks of prompts in the same steps."""
+    def _mixed_step(self) -> None:
+        """Decodes and chunks of prompts together."""
         shape, n = self.shape, self._n
-        num_steps = max(self._micro_batches(n), len(shape.clocks))
-        size, context = n / num_steps, self._context_tokens / num_steps
-        steps: list[list[float]] = []
+        budget = shape.max_num_batched_tokens - n
+        tokens = pairs = 0.0
         finished: list[Prompt] = []
-        for _ in range(num_steps):
-            budget = shape.max_num_batched_tokens - int(np.ceil(size))
-            tokens = pairs = 0.0
-            ended = 0
-            for prompt in self._reading:
-                chunk = prefill_chunk(prompt.tokens - prompt.done, budget)
-                if chunk <= 0:
-                    continue
-                pairs += chunk * (prompt.done + chunk / 2)
-                prompt.done += chunk
-                budget -= chunk
-                tokens += chunk
-                if prompt.done == prompt.tokens:
-                    ended += 1
-                    finished.append(prompt)
-            if tokens or size:
-                steps.append([clock.step_s(size, context, tokens, pairs, ended) for clock in shape.clocks])
-        busy = [sum(step[i] for step in steps) for i in range(len(shape.clocks))]
-        hops = 0.0
-        if len(shape.clocks) > 1:
-            hops = shape.hop_latency_s + shape.max_num_batched_tokens * shape.hop_token_s
-        self.now_s += max(max(busy), max(map(sum, steps)) + hops)
-        for i, seconds in enumerate(busy):
-            self.busy_s[i] += seconds
+        for prompt in self._reading:
+            chunk = prefill_chunk(prompt.tokens - prompt.done, budget)
+            if chunk <= 0:
+                break
+            pairs += chunk * (prompt.done + chunk / 2)
+            prompt.done += chunk
+            budget -= chunk
+            tokens += chunk
+            if prompt.done == prompt.tokens:
+                finished.append(prompt)
+        self._run(1, self._clock.step_s(n, self._context_tokens, tokens, pairs, len(finished)))
         if n:
             if shape.kv_tokens - self._context_tokens - self._reading_tokens < n:
                 self._preempt()
@@ -202,12 +165,12 @@ class SimulatedReplica:
         self._context_tokens += prompt.tokens + 1
         self._n += 1
 
-    def _grow(self, rounds: int) -> None:
-        """Every running sequence gets `rounds` tokens; those with none left are done."""
+    def _grow(self, steps: int) -> None:
+        """Every running sequence gets `steps` tokens; those with none left are done."""
         n = self._n
-        self._left[:n] -= rounds
-        self._context[:n] += rounds
-        self._context_tokens += rounds * n
+        self._left[:n] -= steps
+        self._context[:n] += steps
+        self._context_tokens += steps * n
         ended = self._left[:n] <= 0
         if ended.any():
             self._done_s[self._request[:n][ended]] = self.now_s
@@ -218,7 +181,9 @@ class SimulatedReplica:
         """Drop the newest sequence's cache; it waits at the head of the queue and is read again."""
         n = self._n
         newest = int(np.argmax(self._request[:n]))
-        prompt = Prompt(int(self._request[newest]), int(self._context[newest]), int(self._left[newest]))
+        prompt = Prompt(
+            int(self._request[newest]), int(self._context[newest]), int(self._left[newest]), self.now_s
+        )
         keep = np.ones(n, dtype=bool)
         keep[newest] = False
         self._keep(keep)
@@ -231,13 +196,3 @@ class SimulatedReplica:
             array[:left] = array[:n][keep]
         self._n = left
         self._context_tokens = int(self._context[:left].sum())
-
-
-def _step_time(clock: StageClock, context: float) -> StepTime:
-    return lambda size: clock.step_s(size, size * context)
-
-
-def drain(replicas: Sequence[SimulatedReplica]) -> None:
-    """Run until every request is done."""
-    for replica in replicas:
-        replica.advance(np.inf)

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bimetal.policy.routing import choose_replica
-from bimetal.simulate.replica import ReplicaShape, SimulatedReplica, drain
+from bimetal.simulate.pipeline import SimulatedPipeline
+from bimetal.simulate.replica import SimulatedReplica
+from bimetal.simulate.shapes import ReplicaShape
 from bimetal.simulate.trace import Floats, Ints, Trace
 
 PERCENTILES = (50, 95, 99)
@@ -62,7 +64,10 @@ def simulate(trace: Trace, shapes: Sequence[ReplicaShape], weights: Sequence[flo
     """Every request through the replica that the policy chooses. Exact and deterministic: the trace holds the randomness."""
     size = len(trace)
     first, done = np.full(size, np.nan), np.full(size, np.nan)
-    replicas = [SimulatedReplica(shape, first, done) for shape in shapes]
+    replicas = [
+        (SimulatedPipeline if len(shape.clocks) > 1 else SimulatedReplica)(shape, first, done)
+        for shape in shapes
+    ]
     speeds = np.array(weights, dtype=np.float64)
     in_flight = np.zeros(len(replicas), dtype=np.int64)
     due = np.full(len(replicas), np.inf)
@@ -80,7 +85,8 @@ def simulate(trace: Trace, shapes: Sequence[ReplicaShape], weights: Sequence[flo
         replicas[r].advance(at_s)
         replicas[r].submit(i, inputs[i], outputs[i], at_s)
         chosen[i], due[r], in_flight[r] = r, replicas[r].next_change_s, replicas[r].num_unfinished
-    drain(replicas)
+    for replica in replicas:
+        replica.advance(np.inf)
     rest = np.maximum(trace.output_tokens - 1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         tpot = np.where(rest > 0, (done - first) / rest, np.nan)

@@ -13,11 +13,26 @@ from bimetal.catalog.links import LinkSpec
 from bimetal.catalog.models import ModelSpec, load_model_spec
 from bimetal.errors import InfeasibleError
 from bimetal.perf.calibration import Calibration
-from bimetal.perf.stage_clock import stage_clock
+from bimetal.perf.stage_clock import StageClock, stage_clock
 from bimetal.perf.step_time import ACTIVATION_BYTES, StageShape
 from bimetal.plan import Plan, Replica, Stage
-from bimetal.simulate.replica import ReplicaShape
 from bimetal.units import DTYPE_BYTES, format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaShape:
+    """What does not change while a replica runs."""
+
+    clocks: tuple[StageClock, ...]
+    hop_latency_s: float
+    """Of all hops of a round together, the way back included."""
+    hop_token_s: float
+    """The same per token carried."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_tokens: int
+    """Tokens that the smallest stage's cache holds."""
+
 
 LinkOf = Callable[[str, str], LinkSpec]
 """The link between two nodes, by name."""
