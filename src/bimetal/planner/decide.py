@@ -222,8 +222,11 @@ class FleetPlanner:
             )
             excess = max((max(ratios) for ratios in worst.values()), default=0.0)
             key = (not passed, found.usd_per_h if passed else excess)
-            if best is None or key < best[0]:
+            cheaper = best is None or key < best[0]
+            if best is None or cheaper:
                 best = key, found
+            elif passed and not best[0][0]:
+                break  # looser limits bought nothing
             adjusted = {name: _adjust(slack, worst.get(name)) for name, slack in now.items()}
             if adjusted == now:
                 break

@@ -23,7 +23,7 @@ SURE = 0.9
 """Chance from which one plan is called cheaper than another."""
 STOCK_MULTIPLE = 4
 """Of what there is, for the price of alternatives that it is too small for."""
-BEST, UNSPLIT, RUNNABLE = "best of all", "no replica split", "runs on bimetal today"
+BEST, UNSPLIT, RUNNABLE = "best of all", "unsplit mix", "runs on bimetal today"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def decide(
     templates = planner.templates
     if len(names) > 1:
         choices += [(f"all {v}", [t.vendors == {v} for t in templates]) for v in names]
-    choices.append((UNSPLIT, [t.kind == "replica" for t in templates]))
+    choices.append((UNSPLIT, [len(t.composition) == 1 for t in templates]))
     runnable = [t.not_runnable is None for t in templates]
     if any(runnable) and not all(runnable):
         choices.append((RUNNABLE, runnable))
@@ -169,13 +169,15 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
             lines.append(f"only a mix of {' and '.join(used)} serves this demand from this stock")
     elif others and used:
         lines.append(f"mixing loses: {used[0]} alone is at least as cheap as any mix that was found")
-    split = [g for g in chosen.groups if g.template.kind != "replica"]
+    split = [g for g in chosen.groups if len(g.template.composition) > 1]
     whole = next((a.plan for a in alternatives if a.name == UNSPLIT and not a.beyond_stock), None)
     if split and whole is not None and whole.passed and whole.usd_per_h:
         saved = 1 - chosen.usd_per_h / whole.usd_per_h
-        lines.append(f"splitting pays: {saved:.1%} less per hour than whole replicas on one kind of GPU each")
+        lines.append(
+            f"replicas over two kinds of GPU pay: {saved:.1%} less per hour than the best without any"
+        )
     elif not split and chosen.groups:
-        lines.append("splitting loses: whole replicas on one kind of GPU each are at least as cheap")
+        lines.append("replicas over two kinds of GPU lose: one kind each is at least as cheap")
     blocked = sorted({g.template.not_runnable for g in chosen.groups if g.template.not_runnable})
     if blocked:
         lines.append(f"priced only, cannot be served by bimetal today: {'; '.join(blocked)}")
