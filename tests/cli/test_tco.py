@@ -109,6 +109,7 @@ def test_doubtful_inputs_are_named_before_the_figures(tmp_path):
     assert "UNVERIFIED in the catalogue: gpus.MI300X.price_usd" in output
     assert "from the performance model, not measured: gpus.H100.output_tokens_per_s" in output
     assert output.index("UNVERIFIED") < output.index("TCO (NPV)")
+    assert "the saving does not depend on workload.utilisation_ratio" in output
     part = "{price_usd: 60000, tdp_w: 2300, output_tokens_per_s: 5000}"
     text = (SCENARIOS / "case-study.yaml").read_text().replace("fleets:", f"  MI455X: {part}\nfleets:")
     (tmp_path / "next.yaml").write_text(text + "  - name: next\n    groups: [{gpu: MI455X, count: 100}]\n")

@@ -84,6 +84,7 @@ def analysis_document(analysis: Analysis) -> dict[str, Any]:
                 **asdict(d.returns),
                 "tornado": [asdict(s) for s in d.swings],
                 "break_evens": [{**asdict(b), "at": list(b.at)} for b in d.break_evens],
+                "indifferent_to": list(d.indifferent_to),
             }
             for d in analysis.decisions
         ],

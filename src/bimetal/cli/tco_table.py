@@ -142,12 +142,14 @@ def _print_decision(analysis: Analysis, decision: Decision, console: Console) ->
         table.add_row(escape(s.name), inputs, f"{percent(s.at_low)} to {percent(s.at_high)}")
     if decision.swings:
         console.print(table)
-    table = _table(f"the two cost the same {unit} at", ("input", "now", "break-even"))
+    table = _table(f"at median inputs the two cost the same {unit} at", ("input", "now", "break-even"))
     for b in decision.break_evens:
         found = " and ".join(map(number, b.at)) or f"none in {number(b.low)} to {number(b.high)}"
         table.add_row(escape(b.name), number(b.now), found)
     if decision.break_evens:
         console.print(table)
+    if decision.indifferent_to:
+        console.print(escape(f"the saving does not depend on {', '.join(decision.indifferent_to)}"))
     console.print()
 
 

@@ -65,6 +65,8 @@ class Decision:
     """On what it costs more than the first, at the median of every input."""
     swings: tuple[Swing, ...]
     break_evens: tuple[BreakEven, ...]
+    indifferent_to: tuple[str, ...]
+    """Inputs of site and workload that people ask about, on which the saving does not depend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,17 +197,24 @@ def _decide(
     def at(path: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.broadcast_to(saving([{**c, path: x} if path in c else c for c in centres]), x.shape)
 
-    found = []
+    found, indifferent = [], []
     owners = [s for s in scenarios for _ in s.file.fleets]
     for path, q in _levers((scenarios[0], owners[i])).items():
         low, high = max(q.central / SEARCH_FACTOR, q.limits[0]), min(q.central * SEARCH_FACTOR, q.limits[1])
         tried = at(path, np.linspace(low, high, 21))
         if not np.any(np.isfinite(tried)) or np.ptp(tried) < ROUNDING:
-            continue  # no saving is defined, or none depends on it
+            if np.any(np.isfinite(tried)) and path.startswith(("site.", "workload.")):
+                indifferent.append(path)
+            continue  # no saving is defined, or it does not depend on this
         found.append(BreakEven(path, q.central, break_evens(partial(at, path), low, high), low, high))
     swings = tornado([s.quantities for s in scenarios], saving)
     return Decision(
-        name, compare(drawn[0], drawn[i]), returns_on_difference(central[0], central[i]), swings, tuple(found)
+        name,
+        compare(drawn[0], drawn[i]),
+        returns_on_difference(central[0], central[i]),
+        swings,
+        tuple(found),
+        tuple(indifferent),
     )
 
 

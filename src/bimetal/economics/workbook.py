@@ -6,7 +6,7 @@ summary. The formulas are those of `lines` and `tco`, written for a spreadsheet;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def write_workbook(scenario: Scenario, path: Path) -> None:
     _write_summary(summary, scenario, totals)
     for sheet in book.worksheets:
         sheet.column_dimensions["A"].width = 46
-        for letter in "BCDEF":
+        for letter in "BCDEFG":
             sheet.column_dimensions[letter].width = 18
     book.save(path)
 
@@ -96,23 +96,25 @@ def _count_name(fleet: FleetFields, group: int) -> str:
 
 def _write_ledger(sheet: Worksheet, scenario: Scenario, fleet: FleetFields, ref: Ref) -> dict[str, str]:
     """Capacity by year, payments, tokens by year, totals; returns where the totals are."""
-    _head(sheet, "payment", "level", "time, years", "USD", "discount factor", "present value, USD")
+    _head(
+        sheet,
+        *("payment", "level", "time, years", "USD", "discount factor", "present value, USD"),
+        "its tax, present value, USD",
+    )
+    wacc, rate = ref("finance.wacc_ratio"), ref("finance.tax_ratio")
     years = scenario.file.finance.horizon_years
     for y in range(1, years + 1):
+        row = sheet.max_row + 1
         capacity = f"={_capacity(scenario, fleet, y, ref)}"
-        sheet.append(
-            [f"capacity in tokens a second, year {y}", "capacity", f"={_time(scenario, y)}", capacity]
-        )
+        label, factor = f"capacity in tokens a second, year {y}", f"=(1+{wacc})^-C{row}"
+        sheet.append([label, "capacity", f"={_time(scenario, y)}", capacity, factor])
     payments = [p for i in range(len(fleet.groups)) for p in _group_payments(scenario, fleet, i, ref)]
     payments += _fleet_payments(scenario, fleet, ref)
     payments += _revenue(scenario, ref)
-    payments += list(_tax(scenario, payments, ref))
-    wacc = ref("finance.wacc_ratio")
     for p in payments:
         row = sheet.max_row + 1
-        sheet.append(
-            [_text(p.label), p.level, f"={p.time}", f"={p.amount}", f"=(1+{wacc})^-C{row}", f"=D{row}*E{row}"]
-        )
+        cells = [_text(p.label), p.level, f"={p.time}", f"={p.amount}", f"=(1+{wacc})^-C{row}"]
+        sheet.append([*cells, f"=D{row}*E{row}", f"=-D{row}*{rate}*{_tax_factor(p, row)}"])
     last = sheet.max_row
     for y in range(1, years + 1):
         row = sheet.max_row + 1
@@ -124,7 +126,7 @@ def _write_ledger(sheet: Worksheet, scenario: Scenario, fleet: FleetFields, ref:
         ]
         sheet.append([*cells, f"=(1+{wacc})^-C{row}", f"=D{row}*E{row}"])
     first_token = last + 1
-    levels, values = f"$B${FIRST_ROW}:$B${last}", f"$F${FIRST_ROW}:$F${last}"
+    levels, values, taxes = (f"${x}${FIRST_ROW}:${x}${last}" for x in "BFG")
     name = sheet.title
     totals = {}
 
@@ -137,18 +139,28 @@ def _write_ledger(sheet: Worksheet, scenario: Scenario, fleet: FleetFields, ref:
     total(
         "system_usd", "systems (CapEx)", f'SUMIF({levels},"chip",{values})+SUMIF({levels},"system",{values})'
     )
-    total("npv_usd", "TCO (NPV)", f'SUM({values})-SUMIF({levels},"revenue",{values})')
+    revenue = f'SUMIF({levels},"revenue",{values})+SUMIF({levels},"revenue",{taxes})'
+    total("npv_usd", "TCO (NPV)", f"SUM({values})+SUM({taxes})-({revenue})")
     tokens = f"{first_token}:F{first_token + years - 1}"
     discounts = f"SUM(E{first_token}:E{first_token + years - 1})"
     total("annualised_usd", "TCO a year", f"{totals['npv_usd']}/{discounts}")
     total(
         "usd_per_million_output_tokens",
         "per million output tokens",
-        f"{totals['npv_usd']}/SUM(F{tokens})/(1-{ref('finance.tax_ratio')})*{MEGA:.0f}",
+        f"{totals['npv_usd']}/SUM(F{tokens})/(1-{rate})*{MEGA:.0f}",
     )
-    total("revenue_usd", "revenue", f'-SUMIF({levels},"revenue",{values})')
+    total("revenue_usd", "revenue", f"-({revenue})")
     total("profit_usd", "revenue less TCO", f"{totals['revenue_usd']}-{totals['npv_usd']}")
     return totals
+
+
+def _tax_factor(p: Payment, row: int) -> str:
+    """As `lines.after_tax`: when tax is saved on a payment; on a purchase evenly over its years in use."""
+    if p.in_use is None:
+        return f"E{row}"
+    start, end = p.in_use
+    factors = f"$E${FIRST_ROW + start}:$E${FIRST_ROW + end - 1}"
+    return f"SUM({factors})/{end - start}"
 
 
 def _time(scenario: Scenario, year: int) -> str:
@@ -339,19 +351,6 @@ def _revenue(scenario: Scenario, ref: Ref) -> list[Payment]:
         )
         for y in range(1, scenario.file.finance.horizon_years + 1)
     ]
-
-
-def _tax(scenario: Scenario, payments: list[Payment], ref: Ref) -> Iterator[Payment]:
-    """As `lines.after_tax`; there at a rate of 0 too, so that a rate typed in moves the totals."""
-    rate = ref("finance.tax_ratio")
-    for row, p in enumerate(payments, start=FIRST_ROW + scenario.file.finance.horizon_years):
-        if p.in_use is None:
-            yield Payment(f"{p.label}: tax", p.level, p.time, f"-$D${row}*{rate}")
-        else:
-            start, end = p.in_use
-            for y in range(start + 1, end + 1):
-                allowance = f"-$D${row}*{rate}/{end - start}"
-                yield Payment(f"{p.label}: tax, year {y}", "running", _time(scenario, y), allowance)
 
 
 def _write_summary(sheet: Worksheet, scenario: Scenario, totals: list[dict[str, str]]) -> None:
