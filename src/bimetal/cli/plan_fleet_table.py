@@ -68,7 +68,7 @@ def _print_table(decision: Decision, console: Console) -> None:
             console.print(f"  {escape(a.name)}: {escape(reason)}")
     console.print(
         "goodput: output tok/s of requests within their limits, simulated. P: chance that the chosen plan is "
-        "cheaper per token at what it can serve, on shared draws of the performance model."
+        "cheaper per token served of this demand, on shared draws of the performance model. *: chosen."
     )
 
 
@@ -120,7 +120,7 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     if prices is not None:
         low, high = prices.interval
         top = f"{high:.2f}" if math.isfinite(high) else "no limit kept"
-        console.print(f"- $/Mtok at what it can serve, 90% of draws: {low:.2f} to {top}")
+        console.print(f"- $/Mtok served, 90% of draws: {low:.2f} to {top}")
     binds = ", ".join(decision.binds) or "nothing but whole nodes"
     console.print(f"- binds: {escape(binds)}")
 

@@ -71,7 +71,7 @@ def _prices(decision: Decision) -> go.Figure:
         assert a.prices is not None  # filtered above
         figure.add_box(y=a.prices.usd_per_million_tokens, name=a.name, marker_color=colour)
     figure.update_layout(
-        yaxis_title="$ per million output tokens at what it can serve",
+        yaxis_title="$ per million output tokens served",
         showlegend=False,
         margin={"l": 60, "r": 10, "t": 10, "b": 50},
     )

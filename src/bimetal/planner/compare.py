@@ -1,6 +1,6 @@
 """How sure it is that one plan is cheaper than another: both priced on the same draws of the performance model.
 
-Owns what a fixed fleet could serve under each draw. A draw changes what all plans rest on together, so that the difference of
+Owns what a fixed fleet could serve of the demand under each draw. A draw changes what all plans rest on together, so that the difference of
 two plans is surer than either's price. Chooses nothing.
 """
 
@@ -24,7 +24,7 @@ INTERVAL = (0.05, 0.95)
 
 @dataclass(frozen=True)
 class DrawnPrices:
-    """Dollars per million output tokens of one plan at what it can serve, per draw."""
+    """Dollars per million output tokens of one plan, of what it can serve of the demand, per draw."""
 
     name: str
     usd_per_million_tokens: Floats
@@ -57,7 +57,8 @@ def draw_prices(
         tables = _tables(planner, plans, draw)
         for i, plan in enumerate(plans):
             multiple = servable_multiple(plan.problem, plan, _rates(planner, plan, tables))
-            prices[i, draw] = plan.usd_per_million_tokens / multiple if multiple > 0 else np.inf
+            served = min(1.0, multiple)  # room to spare earns nothing
+            prices[i, draw] = plan.usd_per_million_tokens / served if served > 0 else np.inf
     return [DrawnPrices(plan.name, prices[i]) for i, plan in enumerate(plans)]
 
 

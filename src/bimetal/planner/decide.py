@@ -36,6 +36,8 @@ LOOSEN = 0.6
 """Power of that ratio by which they are loosened: not all the way, since a plan that fails is worth nothing."""
 OVERSHOOT = 1.03
 """On top of what a failed limit asks for."""
+STUCK = 4.0
+"""Power of all that when the last tightening left the plan as it was: another limit bound the formulas."""
 Slacks = Mapping[str, Slack]
 
 
@@ -200,6 +202,7 @@ class FleetPlanner:
         """
         now: dict[str, Slack] = {t.name: Slack() for t in self.traffic} | dict(slacks or {})
         best: tuple[tuple[bool, float], FleetPlan] | None = None
+        previous: dict[tuple[int, int], int] | None = None
         for number in range(1, (MOST_ROUNDS if simulate else 1) + 1):
             try:
                 candidates = self.candidates(now)
@@ -227,7 +230,11 @@ class FleetPlanner:
                 best = key, found
             elif passed and not best[0][0]:
                 break  # looser limits bought nothing
-            adjusted = {name: _adjust(slack, worst.get(name)) for name, slack in now.items()}
+            again = previous == found.optimum.chosen.replicas
+            previous = found.optimum.chosen.replicas
+            adjusted = {
+                name: _adjust(slack, worst.get(name), STUCK if again else 1.0) for name, slack in now.items()
+            }
             if adjusted == now:
                 break
             now = adjusted
@@ -247,15 +254,15 @@ class FleetPlanner:
         }
 
 
-def _adjust(slack: Slack, ratios: tuple[float, float] | None) -> Slack:
-    """Tighter where a limit was broken, looser where both have room to spare."""
+def _adjust(slack: Slack, ratios: tuple[float, float] | None, power: float) -> Slack:
+    """Tighter where a limit was broken, by a power of what it was broken by; looser where both have room to spare."""
     if ratios is None:
         return slack
     ttft, tpot = ratios
     if max(ratios) > 1:
         return Slack(
-            slack.ttft * (ttft * OVERSHOOT if ttft > 1 else 1.0),
-            slack.tpot * (tpot * OVERSHOOT if tpot > 1 else 1.0),
+            slack.ttft * ((ttft * OVERSHOOT) ** power if ttft > 1 else 1.0),
+            slack.tpot * ((tpot * OVERSHOOT) ** power if tpot > 1 else 1.0),
         )
     if max(ratios) < ROOM_TO_SPARE:
         by = max(ratios) ** LOOSEN

@@ -26,6 +26,8 @@ WIRE_FILL = 0.8
 """Of a link's rate that caches on their way may take for long."""
 PROMPTS_HELD = 2
 """Longest prompts that a replica which only reads prompts must hold: one being read, one on its way."""
+PROMPT_FILL = 0.92
+"""Of their time that such replicas read at most, in the busiest part of the trace."""
 BATCH_FILL = 0.95
 """Of the time that replicas which only read prompts are busy with work that has no limit on latency."""
 
@@ -214,9 +216,9 @@ class _Pools:
         longest = t.input_p99_tokens
         own = m.prompt_stage_s(longest, longest**2).sum(axis=1) + np.ceil(longest / budget) * fixed
         fits = m.kv_tokens > PROMPTS_HELD * longest
-        ceiling = BATCH_FILL / (service * t.peak_input_ratio)
         if not np.isfinite(limits.ttft_s):
-            return np.where(fits, ceiling, 0.0)
+            return np.where(fits, BATCH_FILL / (service * t.peak_input_ratio), 0.0)
+        ceiling = PROMPT_FILL / (service * t.peak_input_ratio) / max(slack.ttft, 1.0)
         first_step = limits.tpot_s if np.isfinite(limits.tpot_s) else 0.0
         after = self.transfer_s(longest) + first_step
 
