@@ -14,28 +14,29 @@ from safetensors.torch import load_file, save_file
 FP8 = torch.float8_e4m3fn
 BLOCK = (16, 32)
 """Small ones, so that tiny matrices have several, some of them cut off."""
-Scheme = Callable[[torch.Tensor], torch.Tensor]
+Block = tuple[int, int]
+Scheme = Callable[[torch.Tensor, Block], torch.Tensor]
 
 
-def tensor_scale(weight: torch.Tensor) -> torch.Tensor:
+def tensor_scale(weight: torch.Tensor, _: Block) -> torch.Tensor:
     return weight.abs().amax().reshape(1) / 448
 
 
-def row_scale(weight: torch.Tensor) -> torch.Tensor:
+def row_scale(weight: torch.Tensor, _: Block) -> torch.Tensor:
     return weight.abs().amax(1, keepdim=True) / 448
 
 
-def block_scale(weight: torch.Tensor) -> torch.Tensor:
-    rows, columns = BLOCK
+def block_scale(weight: torch.Tensor, block: Block) -> torch.Tensor:
+    rows, columns = block
     tops = [[part.abs().amax() for part in band.split(columns, dim=1)] for band in weight.split(rows, dim=0)]
     return torch.tensor(tops) / 448
 
 
-def spread(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def spread(scale: torch.Tensor, shape: torch.Size, block: Block) -> torch.Tensor:
     """A scale for every number of the matrix."""
     if scale.numel() == 1 or scale.shape == (shape[0], 1):
         return scale.reshape(-1, 1).expand(shape)
-    rows, columns = BLOCK
+    rows, columns = block
     return scale.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]]
 
 
@@ -85,9 +86,10 @@ STYLES: dict[str, tuple[dict[str, Any], Scheme, str]] = {
 """By name: config.json's quantization_config, how scales are shared, what their tensors are called."""
 
 
-def quantise_checkpoint(plain: Path, style: str, folder: Path) -> tuple[Path, Path]:
+def quantise_checkpoint(plain: Path, style: str, folder: Path, block: Block = BLOCK) -> tuple[Path, Path]:
     """(FP8 checkpoint, plain checkpoint of the very numbers that the first one means)."""
     config, scheme, suffix = STYLES[style]
+    config = json.loads(json.dumps(config).replace(json.dumps(list(BLOCK)), json.dumps(list(block))))
     quantised, meant = folder / "fp8", folder / "meant"
     stored: dict[str, torch.Tensor] = {}
     plainly: dict[str, torch.Tensor] = {}
@@ -95,13 +97,13 @@ def quantise_checkpoint(plain: Path, style: str, folder: Path) -> tuple[Path, Pa
         if not name.endswith("_proj.weight") and ".experts." not in name:
             stored[name] = plainly[name] = tensor
             continue
-        scale = scheme(tensor)
-        payload = (tensor / spread(scale, tensor.shape)).to(FP8)
+        scale = scheme(tensor, block)
+        payload = (tensor / spread(scale, tensor.shape, block)).to(FP8)
         stored[name] = payload
         stored[f"{name.removesuffix('.weight')}.{suffix}"] = scale
         if config.get("activation_scheme") == "static":
             stored[f"{name.removesuffix('.weight')}.input_scale"] = torch.ones(1)
-        plainly[name] = payload.float() * spread(scale, tensor.shape)
+        plainly[name] = payload.float() * spread(scale, tensor.shape, block)
     document = json.loads((plain / "config.json").read_text())
     for target, tensors, extra in (
         (quantised, stored, {"quantization_config": config}),

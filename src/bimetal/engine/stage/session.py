@@ -136,6 +136,7 @@ class StageSession:
         """What the utilisation leaves beside weights and the activations of the largest step."""
         load = self.load
         self.device.synchronize()
+        torch.cuda.empty_cache()  # what loading no longer needs
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.device.torch_device)
         widest = max(
             2 * self.spec.intermediate_size,

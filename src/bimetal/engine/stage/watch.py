@@ -176,7 +176,7 @@ def _seconds_by_family(found: profile, is_gpu: bool) -> dict[str, float]:
         if is_gpu:
             if event.device_type.name != "CUDA" or event.is_user_annotation:
                 continue
-            family, microseconds = family_of(event.name), event.self_device_time_total
+            family, microseconds = family_of(event.name), event.time_range.elapsed_us()
         else:
             family, microseconds = _family_of_event(event), event.self_cpu_time_total
         totals[family] = totals.get(family, 0.0) + microseconds / US_PER_S
