@@ -120,7 +120,7 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     if prices is not None:
         low, high = prices.interval
         top = f"{high:.2f}" if math.isfinite(high) else "no limit kept"
-        console.print(f"- $/Mtok served, 90% of draws: {low:.2f} to {top}")
+        console.print(f"- $/Mtok served over the model's draws: median {prices.median:.2f}, 90% {low:.2f} to {top}")
     binds = ", ".join(decision.binds) or "nothing but whole nodes"
     console.print(f"- binds: {escape(binds)}")
 

@@ -36,6 +36,10 @@ class DrawnPrices:
         low, high = np.quantile(self.usd_per_million_tokens, INTERVAL, method="nearest")
         return float(low), float(high)
 
+    @property
+    def median(self) -> float:
+        return float(np.quantile(self.usd_per_million_tokens, 0.5, method="nearest"))
+
     def cheaper_than(self, other: DrawnPrices) -> float:
         """Share of draws; a tie counts half.
 
