@@ -54,6 +54,8 @@ class GpuSpec:
     rental_usd_per_h: float | None = None
     """On a three-year contract."""
     on_demand_usd_per_h: tuple[float, float] | None = None
+    on_demand_median_usd_per_h: float | None = None
+    """Where the source names one: offers crowd at the low end of their range."""
     lead_time_weeks: tuple[float, float] | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Field name to where its value comes from."""
@@ -96,6 +98,7 @@ _SCALARS = (
     ("bf16_achieved_frac", 1, "bf16_achieved_ratio"),
     ("fp8_achieved_frac", 1, "fp8_achieved_ratio"),
     ("rental_3yr_usd_h", 1, "rental_usd_per_h"),
+    ("ondemand_median_usd_h", 1, "on_demand_median_usd_per_h"),
 )
 _RANGES = (
     ("purchase_usd_low", "purchase_usd_high", "purchase_usd"),
@@ -111,7 +114,7 @@ _SOURCE_OF = {
     "achieved_source": ("bandwidth_achieved_ratio", "bf16_achieved_ratio", "fp8_achieved_ratio"),
     "purchase_source": ("purchase_usd",),
     "tco_source": ("own_usd_per_h", "rental_usd_per_h", "all_in_w"),
-    "ondemand_source": ("on_demand_usd_per_h",),
+    "ondemand_source": ("on_demand_usd_per_h", "on_demand_median_usd_per_h"),
     "lead_source": ("lead_time_weeks",),
 }
 _DOUBT = re.compile(r"unverified|from memory|placeholder", re.IGNORECASE)

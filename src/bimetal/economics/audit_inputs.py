@@ -18,14 +18,15 @@ def assumed(value: float, why: str) -> Given:
 
 
 def catalogue(gpu: str, field: str) -> Given:
-    """A figure of the catalogue; the middle of a range."""
+    """A figure of the catalogue; of a range the median that its source names, else the middle."""
     spec = find_gpu(gpu)
     found = getattr(spec, field)
     low, high = found if isinstance(found, tuple) else (found, found)
     doubt = " [UNVERIFIED]" if spec.unverified_of(field) else ""
-    return Given(
-        (low + high) / 2, low, high, f"catalogue, {spec.name} {field}: {spec.sources.get(field, '')}{doubt}"
-    )
+    middle = (low + high) / 2
+    if field == "on_demand_usd_per_h" and spec.on_demand_median_usd_per_h is not None:
+        middle = spec.on_demand_median_usd_per_h
+    return Given(middle, low, high, f"catalogue, {spec.name} {field}: {spec.sources.get(field, '')}{doubt}")
 
 
 def target(claim: str, figure: str) -> float:

@@ -1,6 +1,7 @@
 """`Quantity`: one input as a value, a range or a distribution, with where it comes from and when it was read.
 
-In a file: `0.08`, or a mapping with one of `value`, `low` and `high` (even between them; with `mode`, a triangle), `mean`
+In a file: `0.08`, or a mapping with one of `value`, `low` and `high` (even between them; with `mode`, a triangle; with `median`, even on
+either side of it), `mean`
 and `sd` (normal), `p10` and `p90` (log-normal), and optionally `source` and `date`.
 """
 
@@ -18,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
-SHAPES = (("value",), ("low", "high"), ("low", "mode", "high"), ("mean", "sd"), ("p10", "p90"))
+SHAPES = (
+    ("value",),
+    ("low", "high"),
+    ("low", "mode", "high"),
+    ("low", "median", "high"),
+    ("mean", "sd"),
+    ("p10", "p90"),
+)
 NORMAL_P90 = NormalDist().inv_cdf(0.9)
 QUANTILE_STEPS = 10_001
 SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -59,6 +67,8 @@ class Quantity:
         elif self.shape == ("low", "high"):
             low, high = self.numbers
             found = low + (high - low) * u
+        elif self.shape == ("low", "median", "high"):
+            found = np.interp(u, (0.0, 0.5, 1.0), self.numbers)
         elif self.shape == ("low", "mode", "high"):
             found = _triangle(self.numbers, u)
         elif self.shape == ("mean", "sd"):

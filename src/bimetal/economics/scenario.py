@@ -203,7 +203,9 @@ def catalogue_quantity(spec: GpuSpec, name: str) -> Quantity | None:
     when = dated.group() if dated else "undated"
     doubt = " [UNVERIFIED]" if spec.unverified_of(attribute) and "UNVERIFIED" not in source else ""
     numbers = value if isinstance(value, tuple) else (value,)
-    shape = ("low", "high") if len(numbers) == 2 else ("value",)
+    shape: tuple[str, ...] = ("low", "high") if len(numbers) == 2 else ("value",)
+    if name == "on_demand_usd_per_h" and spec.on_demand_median_usd_per_h is not None:
+        shape, numbers = ("low", "median", "high"), (numbers[0], spec.on_demand_median_usd_per_h, numbers[1])
     return Quantity(shape, tuple(map(float, numbers)), f"catalogue: {source}{doubt}", when)
 
 
