@@ -24,7 +24,7 @@ from bimetal.engine.wire.options import EngineOptions
 from bimetal.errors import BimetalError, LinkError
 
 _POLL_S = 0.25
-_SWITCH_INTERVAL_S = 1e-4
+_SWITCH_INTERVAL_S = 2e-5
 _STATS_INTERVAL_S = 1.0
 
 

@@ -37,7 +37,7 @@ from bimetal.errors import BimetalError, LinkError, StageError
 _EDGE_TIMEOUT_S = 60.0
 _SPIN_S = 0.002
 """A GPU's stage polls for its input this long before it sleeps: a core of its host is cheaper than its own idle time."""
-_SWITCH_INTERVAL_S = 1e-4
+_SWITCH_INTERVAL_S = 2e-5
 """A receiving thread must not wait for the interpreter longer than a hop takes."""
 
 
