@@ -6,18 +6,17 @@ two plans is surer than either's price. Chooses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bimetal.planner.decide import FleetPlan, FleetPlanner
-from bimetal.planner.evaluate import Evaluator
 from bimetal.planner.milp import Floats, Milp
 from bimetal.planner.problem import Problem
-from bimetal.planner.stage_tables import StageTables
-from bimetal.planner.templates import Template
 
+Rates = dict[tuple[int, int, int], float]
+"""(template, limits, class) to requests per second."""
 NUM_DRAWS = 64
 INTERVAL = (0.05, 0.95)
 
@@ -56,17 +55,18 @@ def draw_prices(
 ) -> list[DrawnPrices]:
     """Of each plan, on the same draws of the calibration."""
     number = min(num_draws, len(planner.calibration.draws))
-    prices = np.empty((len(plans), number))
-    for draw in range(number):
-        tables = _tables(planner, plans, draw)
-        for i, plan in enumerate(plans):
-            multiple = servable_multiple(plan.problem, plan, _rates(planner, plan, tables))
-            served = min(1.0, multiple)  # room to spare earns nothing
-            prices[i, draw] = plan.usd_per_million_tokens / served if served > 0 else np.inf
-    return [DrawnPrices(plan.name, prices[i]) for i, plan in enumerate(plans)]
+    prices = []
+    for plan in plans:
+        multiples = [
+            servable_multiple(plan.problem, plan, rate) for rate in _drawn_rates(planner, plan, number)
+        ]
+        served = np.minimum(1.0, multiples)  # room to spare earns nothing
+        with np.errstate(divide="ignore"):
+            prices.append(DrawnPrices(plan.name, plan.usd_per_million_tokens / served))
+    return prices
 
 
-def servable_multiple(problem: Problem, plan: FleetPlan, rate: Mapping[tuple[int, int, int], float]) -> float:
+def servable_multiple(problem: Problem, plan: FleetPlan, rate: Rates) -> float:
     """The largest multiple of the demand that a plan's replicas can serve.
 
     maximise m  subject to  sum_c z_tkc <= N_tk,  sum_tk rate_tkc z_tkc >= m (wanted_c + lost_c)
@@ -87,38 +87,22 @@ def servable_multiple(problem: Problem, plan: FleetPlan, rate: Mapping[tuple[int
     return float(solved.values[multiple[0]]) if solved.status == "optimal" else 0.0
 
 
-def _tables(planner: FleetPlanner, plans: Sequence[FleetPlan], draw: int) -> dict[str, StageTables]:
-    """By model, of the slots in use only."""
-    used: dict[str, list[Template]] = {}
-    for plan in plans:
-        for t, _ in plan.optimum.chosen.replicas:
-            used.setdefault(plan.templates[t].model.name, []).append(plan.templates[t])
-    return {
-        name: StageTables(
-            planner.demand,
-            templates[0].model,
-            tuple(dict.fromkeys(part.slot for t in templates for part in t.parts)),
-            planner.calibration,
-            draw,
-        )
-        for name, templates in used.items()
-    }
-
-
-def _rates(
-    planner: FleetPlanner, plan: FleetPlan, tables: Mapping[str, StageTables]
-) -> dict[tuple[int, int, int], float]:
-    """(template, limits, class) to requests per second, under one draw."""
-    rates: dict[tuple[int, int, int], float] = {}
-    for name, table in tables.items():
+def _drawn_rates(planner: FleetPlanner, plan: FleetPlan, number: int) -> list[Rates]:
+    """Per draw, what a replica of each template in use serves. All draws of a model are rated in one call."""
+    drawn: list[Rates] = [{} for _ in range(number)]
+    for name, evaluator in planner.evaluators.items():
         own = [i for i, t in enumerate(planner.traffic) if t.model == name]
         used = sorted({t for t, _ in plan.optimum.chosen.replicas if plan.templates[t].model.name == name})
         if not used:
             continue
-        evaluator: Evaluator = replace(planner.evaluators[name], tables=table, slack=dict(plan.slacks))
-        found = evaluator.rates([plan.templates[t] for t in used])
+        templates = [plan.templates[t].drawn(draw) for draw in range(number) for t in used]
+        slots = tuple(dict.fromkeys(part.slot for template in templates for part in template.parts))
+        tables = replace(evaluator.tables, slots=slots)
+        found = replace(evaluator, tables=tables, slack=dict(plan.slacks)).rates(templates)
+        found = found.reshape(number, len(used), len(own), len(own))
         for t, k in plan.optimum.chosen.replicas:
             if t in used and k in own:
-                row = found[used.index(t), own.index(k)]
-                rates |= {(t, k, c): float(row[j]) for j, c in enumerate(own) if row[j] > 0}
-    return rates
+                rows = found[:, used.index(t), own.index(k)]
+                for draw, row in enumerate(rows):
+                    drawn[draw] |= {(t, k, c): float(row[j]) for j, c in enumerate(own) if row[j] > 0}
+    return drawn

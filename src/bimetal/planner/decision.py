@@ -193,5 +193,9 @@ def _doubts(chosen: FleetPlan, alternatives: Sequence[Alternative]) -> list[str]
     if mine is None:
         return []
     doubtful = {name: mine.cheaper_than(other) for name, other in prices.items() if name != chosen.name}
-    words = [f"{name} ({chance:.0%})" for name, chance in doubtful.items() if chance < SURE]
-    return [f"the performance model is not sure that it is cheaper than {', '.join(words)}"] if words else []
+    words = [f"{chance:.0%} against {name}" for name, chance in doubtful.items() if chance < SURE]
+    if not words:
+        return []
+    return [
+        f"not certain: chance that it is cheaper per token served, performance model's draws: {', '.join(words)}"
+    ]

@@ -14,7 +14,7 @@
     spare       spare_c >= rate_tkc used_tkc,   z_tkc <= most_tk used_tkc
 
 N, nodes integer; main, job, used binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
-maximised. N_tk replicas of template t run to the limits of class k; z_tkc of them serve class c (time shared: step times are
+maximised; for headroom all are one number that is. N_tk replicas of template t run to the limits of class k; z_tkc of them serve class c (time shared: step times are
 affine in what they hold, so that shares add up). Each class has one main composition, and loses e of what others serve.
 
 Only templates in `core` appear so. Every other one is there without its integers (N = z, at the class's own limits), which
@@ -34,6 +34,9 @@ from bimetal.planner.problem import Problem
 
 GOODPUT_TIE_BREAK = 1e-6
 """Of a dollar an hour against a token per second: of equal goodput, the cheaper plan."""
+
+MOST_HEADROOM = 4.0
+"""Multiple of the demand that a plan is made to serve at most with GPUs that are paid for anyway."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,16 @@ def formulate(
     m = Milp()
     G, C, P = len(problem.owned), len(problem.wanted), problem.num_kinds
     maximise = problem.objective == "goodput"
-    weight = GOODPUT_TIE_BREAK if maximise else 1.0
+    weight = {"cost": 1.0, "goodput": GOODPUT_TIE_BREAK, "headroom": 0.0}[problem.objective]
     node_usd = problem.price_usd_per_h * problem.per_node
 
     nodes = m.variables(G, upper=problem.buyable_nodes, cost=weight * node_usd, integer=True)
     own = m.variables(G, upper=problem.owned, cost=weight * problem.owned_usd_per_h)
     goodput = -problem.wanted * problem.tokens if maximise else 0.0
-    served = m.variables(C, lower=0.0 if maximise else 1.0, upper=1.0, cost=goodput)
+    if problem.objective == "headroom":
+        served, most = np.repeat(m.variables(1, lower=1.0, upper=MOST_HEADROOM, cost=-1.0), C), MOST_HEADROOM
+    else:
+        served, most = m.variables(C, lower=0.0 if maximise else 1.0, upper=1.0, cost=goodput), 1.0
     loss = m.variables(C)
     may_be_main = np.ones(C * P) if mains is None else mains.ravel()
     main = m.variables(C * P, upper=may_be_main, integer=True).reshape(C, P)
@@ -126,7 +132,7 @@ def formulate(
             in_z, in_y = mine & (problem.kind[t_share] == p), others & (problem.kind[t_rest] == p)
             supply = [(z[in_z], rate[in_z]), (y[in_y], rate_rest[in_y])]
             of_kind[c, p] = m.row([*supply, (alike[c, p], -1.0)], lower=0.0)
-            m.row([(alike[c, p], 1.0), (main[c, p], -wanted)], upper=0.0)
+            m.row([(alike[c, p], 1.0), (main[c, p], -wanted * most)], upper=0.0)
         m.row([(main[c], 1.0)], lower=1.0, upper=1.0)
         m.row([(loss[c], 1.0), (served[c], -lost * wanted), (alike[c], lost)], lower=0.0)
     if not maximise:
@@ -187,6 +193,7 @@ def _keep_spares(m: Milp, problem: Problem, share: dict[tuple[int, int, int], in
         if problem.spare[c]:
             used = m.variables(1, upper=1.0, integer=True)
             needed = problem.wanted[c] * (1 + problem.mixed_loss[c]) + problem.rate[:, :, c].max()
+            needed *= MOST_HEADROOM if problem.objective == "headroom" else 1.0
             most = min(most_replicas(problem, t), needed / problem.rate[t, k, c])
             m.row([(column, 1.0), (used, -most)], upper=0.0)
             m.row([(spare[c], 1.0), (used, -problem.rate[t, k, c])], lower=0.0)

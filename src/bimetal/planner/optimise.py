@@ -35,6 +35,7 @@ MOST_NEW = 40
 """Templates that join at once."""
 NEAR_MISSES = 12
 DEFAULT_GAP = 0.005
+HEADROOM_GAP, HEADROOM_S = 0.01, 1.0
 ROUGH_GAP, ROUGH_S = 0.02, 1.5
 """For the first look at which templates matter."""
 
@@ -89,8 +90,9 @@ def optimise(
     if search.best is None:
         raise InfeasibleError("no fleet of whole replicas and nodes from this stock serves all that is asked")
     solved, program = search.best
+    chosen = read_solution(problem, program, solved)
     return Optimum(
-        chosen=read_solution(problem, program, solved),
+        chosen=_with_headroom(problem, search, chosen) if problem.objective == "cost" else chosen,
         objective=solved.objective,
         bound=min(search.bound, solved.objective),
         num_templates=len(problem.usage),
@@ -98,6 +100,28 @@ def optimise(
         num_core=len(search.core),
         num_rounds=search.rounds,
         seconds=clock() - started,
+    )
+
+
+def _with_headroom(problem: Problem, search: _Search, chosen: Chosen) -> Chosen:
+    """The plan that serves the largest multiple of the demand from the same nodes: they are paid whether or not all is used."""
+    same = replace(
+        problem,
+        objective="headroom",
+        owned=chosen.owned_used if problem.owned_usd_per_h.any() else problem.owned,
+        buyable_nodes=chosen.nodes.astype(np.float64),
+    )
+    program = formulate(same, sorted(search.core), [])
+    solved = program.milp.solve(gap=HEADROOM_GAP, time_limit_s=HEADROOM_S, start=search.values_in(program))
+    if solved.status not in ("optimal", "feasible"):
+        return chosen
+    found = read_solution(same, program, solved)
+    return replace(
+        chosen,
+        replicas=found.replicas,
+        served_per_s=found.served_per_s,
+        lost_per_s=found.lost_per_s / found.served_ratio,
+        jobs=found.jobs,
     )
 
 

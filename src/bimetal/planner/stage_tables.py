@@ -34,8 +34,6 @@ class StageTables:
     model: ServedModel
     slots: tuple[Slot, ...]
     calibration: Calibration
-    draw: int | None = None
-    """Of the calibration's joint draws; None: the most likely coefficients."""
 
     @property
     def classes(self) -> LayerClasses:
@@ -59,7 +57,7 @@ class StageTables:
         for slot in self.slots:
             shapes = self.shapes(slot)
             one = coefficients_of(
-                shapes[:1], self.calibration, self.draw
+                shapes[:1], self.calibration, slot.draw
             )  # which layers they are changes none
             same = {term: np.broadcast_to(value, (len(shapes),)) for term, value in one.items()}
             rows.append(clock_columns(shapes, same))

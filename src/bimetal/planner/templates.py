@@ -6,7 +6,7 @@ Owns the kinds of templates, their GPUs, and whether this project's engine can r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bimetal.catalog.demand import ServedModel, Stock
@@ -25,6 +25,8 @@ class Slot:
     gpu: GpuSpec
     tensor_parallel: int
     per_node: int
+    draw: int | None = None
+    """Of the calibration's joint draws, by which it is timed; None: the most likely coefficients."""
 
     @property
     def node_ratio(self) -> float:
@@ -68,6 +70,11 @@ class Template:
 
     def num_gpus(self, stock: int) -> int:
         return sum(p.copies * p.slot.tensor_parallel for p in self.parts if p.slot.stock == stock)
+
+    def drawn(self, draw: int) -> Template:
+        """The same, timed by a draw of the performance model."""
+        parts = tuple(replace(part, slot=replace(part.slot, draw=draw)) for part in self.parts)
+        return replace(self, parts=parts)
 
     @property
     def label(self) -> str:

@@ -1,0 +1,160 @@
+"""`bimetal plan` with a demand file, as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from bimetal.cli.plan import command
+from bimetal.errors import BimetalError, ConfigError, InfeasibleError
+from bimetal.plan import load_plan
+from bimetal.simulate.shapes import replica_shape
+
+FLEET = Path(__file__).parents[2] / "examples" / "fleet.yaml"
+SMALL = """\
+stock:
+  - {gpu: H100, count: 8, price_usd_per_h: 2.0}
+  - {gpu: MI300X, count: 8, price_usd_per_h: 2.0}
+models: [{name: Llama-3.1-8B}]
+demand:
+  - {name: chat, kind: interactive, model: Llama-3.1-8B, rate_per_s: 10, input_tokens: 400, output_tokens: 100,
+     ttft_p99_s: 1, tpot_p99_s: 0.06}
+  - {name: night, kind: batch, model: Llama-3.1-8B, requests: 1e5, input_tokens: 400, output_tokens: 100, deadline_h: 5}
+"""
+
+
+@pytest.fixture
+def demand_file(tmp_path):
+    path = tmp_path / "demand.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def run(*arguments):
+    result = CliRunner().invoke(
+        command, [str(a) for a in arguments], catch_exceptions=False, env={"COLUMNS": "80"}
+    )
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """What one whole run prints and writes."""
+    folder = tmp_path_factory.mktemp("full")
+    (folder / "demand.yaml").write_text(SMALL)
+    output = run(folder / "demand.yaml", "-o", folder / "out.yaml", "--html", folder / "p.html")
+    return output, yaml.safe_load((folder / "out.yaml").read_text()), (folder / "p.html").read_text()
+
+
+def test_tables_fit_80_columns_and_say_all_that_matters(full):
+    output, _, _ = full
+    assert max(len(line) for line in output.splitlines() if not line.startswith(("written", "/"))) <= 80
+    for words in (
+        *("chat: Llama-3.1-8B", "night: ", "Chosen", "$/Mtok", "TTFT p50/p99", "all NVIDIA", "all AMD"),
+        *(
+            "unsplit mix",
+            "binds:",
+            "Relaxed one at a time and solved again",
+            "Cost against latency",
+            "simulated:",
+        ),
+    ):
+        assert words in output
+
+
+def test_the_document_holds_the_comparison_and_the_proof(full):
+    _, document, _ = full
+    plan = document["plan"]
+    assert plan["kept_limits"] is True
+    assert 0 <= plan["gap_ratio"] <= 0.005 + 1e-9
+    assert plan["classes"]["chat"]["tpot_s"]["p99"] <= 0.06
+    assert plan["goodput_tokens_per_s"] > 0
+    names = [a["name"] for a in document["alternatives"]]
+    assert names[:4] == ["best of all", "all NVIDIA", "all AMD", "unsplit mix"]
+    for a in document["alternatives"]:
+        assert a["usd_per_h"] >= plan["usd_per_h"] - 1e-6
+    chances = [
+        a["chance_chosen_is_cheaper"] for a in document["alternatives"] if a["name"] != document["chosen"]
+    ]
+    assert all(0 <= chance <= 1 for chance in chances)
+    costs = [p["usd_per_h"] for p in document["front"] if p["usd_per_h"] is not None]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_page_holds_everything(full):
+    _, _, page = full
+    assert "Cost against latency" in page
+    assert "Plotly" in page
+    assert "<script src" not in page
+
+
+def test_json_is_the_only_thing_on_stdout(demand_file):
+    """As a process: the solver's greeting would go past click."""
+    code = [sys.executable, "-m", "bimetal.cli.main", "plan", str(demand_file), "--quick", "--json"]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["plan"]["usd_per_h"] > 0
+
+
+def test_a_mix_that_loses_is_said_to_lose(demand_file):
+    demand_file.write_text(
+        SMALL.replace(
+            "gpu: MI300X, count: 8, price_usd_per_h: 2.0", "gpu: MI300X, count: 8, price_usd_per_h: 0.2"
+        )
+    )
+    document = json.loads(run(demand_file, "--json", "--quick"))
+    assert any(line.startswith("mixing loses: AMD alone") for line in document["verdict"])
+    assert set(document["plan"]["gpus"]) == {"MI300X"}
+
+
+def test_what_the_engine_runs_is_written_as_its_plan(demand_file, tmp_path):
+    demand_file.write_text(SMALL + "runnable_only: true\n")
+    output = run(demand_file, "--quick", "-o", tmp_path / "out.yaml")
+    written = sorted(tmp_path.glob("out-*.yaml"))
+    assert written
+    for path in written:
+        assert str(path.name) in output.replace("\n", "")
+        plan = load_plan(path)
+        assert plan.dtype == "bfloat16"
+        assert all(stage.tensor_parallel == 1 for stage in plan.replicas[0].stages)
+        shape = replica_shape(plan, plan.replicas[0], lambda a, b: None, max_num_batched_tokens=2048)
+        assert shape.kv_tokens > plan.max_model_len
+    assert "chosen:" in (tmp_path / "out.yaml").read_text()
+
+
+def test_what_the_engine_cannot_run_is_marked_and_not_written(demand_file, tmp_path):
+    demand_file.write_text(SMALL.replace("{name: Llama-3.1-8B}", "{name: Llama-3.1-8B, dtype: float8}"))
+    output = run(demand_file, "--quick", "-o", tmp_path / "out.yaml")
+    assert "priced only" in output
+    assert not list(tmp_path.glob("out-*.yaml"))
+
+
+def test_nothing_fits_is_an_error_that_helps(demand_file):
+    demand_file.write_text(SMALL.replace("rate_per_s: 10,", "rate_per_s: 10000,"))
+    with pytest.raises(InfeasibleError, match=r"stock of .* binds: .* more .* would do"):
+        run(demand_file, "--quick")
+
+
+def test_goodput_under_a_budget(demand_file):
+    poor = (
+        SMALL.replace("rate_per_s: 10,", "rate_per_s: 2000,")
+        + "objective: goodput\nsite: {budget_usd_per_h: 20}\n"
+    )
+    demand_file.write_text(poor)
+    document = json.loads(run(demand_file, "--json", "--quick"))
+    assert 0 < document["plan"]["usd_per_h"] <= 20
+    assert document["plan"]["output_tokens_per_s"] < 2000 * 100
+
+
+def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
+    with pytest.raises(ConfigError, match="go with a demand file"):
+        run(FLEET, "--quick")
+    with pytest.raises(BimetalError, match="a folder that exists"):
+        run(demand_file, "--quick", "-o", tmp_path / "no" / "x.yaml")
+    demand_file.write_text(SMALL.replace("count: 8", "count: zero", 1))
+    with pytest.raises(ConfigError, match=r"demand.yaml:2: stock\[0\].count"):
+        run(demand_file)
