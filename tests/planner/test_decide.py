@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bimetal.catalog.demand import parse_demand
+from bimetal.catalog.demand import load_demand, parse_demand
 from bimetal.errors import InfeasibleError
 from bimetal.perf.calibration import published_calibration
 from bimetal.planner.candidates import best_boundaries
@@ -236,3 +236,15 @@ def test_what_fails_in_simulation_is_tightened():
     assert kind.passed
     assert kind.num_rounds > 1
     assert kind.slacks["chat"].tpot > 0.4 or kind.slacks["chat"].ttft > 0.4
+
+
+def test_a_thousand_gpus_of_six_kinds():
+    """Three classes, two models, one class with N+1, a fine-tuning job: within 1% of the bound over all templates."""
+    path = Path(__file__).parents[2] / "examples" / "plans" / "six-kinds.yaml"
+    p = FleetPlanner(load_demand(path), path.parent, published_calibration())
+    candidates = p.candidates()
+    assert len(candidates) > 10_000
+    problem, found = p.solve(candidates, gap=0.01, time_limit_s=20.0)
+    assert found.gap_ratio <= 0.01
+    gpus = sum(n * problem.usage[t].sum() for (t, _), n in found.chosen.replicas.items())
+    assert 800 < gpus <= 1000

@@ -47,6 +47,9 @@ def command(
     from bimetal.perf.calibration import published_calibration
     from bimetal.perf.device import load_devices, with_devices
 
+    for path in (output, html):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{path}: No such folder: give a path in a folder that exists")
     document = Document.read(file)
     calibration = published_calibration()
     if coefficients is not None:

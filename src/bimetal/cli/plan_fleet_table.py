@@ -15,6 +15,8 @@ from bimetal.units import KILO, MS_PER_S
 
 BAR = 34
 MOST_EXCLUDED = 6
+MOST_REASONS = 2
+"""And the last, which says how much can be served."""
 
 
 def print_decision(decision: Decision, console: Console | None = None) -> None:
@@ -34,7 +36,7 @@ def print_decision(decision: Decision, console: Console | None = None) -> None:
     console.print()
     console.print(f"Chosen ({escape(decision.chosen)}): {_gpus(decision, plan)}", soft_wrap=False)
     for group in plan.groups:
-        served = ", ".join(f"{escape(name)} {rate:.3g}/s" for name, rate in group.served_per_s.items())
+        served = ", ".join(f"{escape(name)} {_rate(rate)}/s" for name, rate in group.served_per_s.items())
         blocked = group.template.not_runnable
         mark = f"  \\[priced only: {escape(blocked)}]" if blocked else ""
         console.print(
@@ -52,6 +54,10 @@ def print_decision(decision: Decision, console: Console | None = None) -> None:
     _print_changes(decision, console)
 
 
+def _rate(per_s: float) -> str:
+    return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
 def _print_table(decision: Decision, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("", overflow="fold")
@@ -64,7 +70,7 @@ def _print_table(decision: Decision, console: Console) -> None:
         if a.plan is not None:
             beyond = " (more than there is)" if a.beyond_stock else ""
             console.print(f"  {escape(a.name)}: {_gpus(decision, a.plan)}{beyond}")
-        for reason in a.reasons:
+        for reason in [*a.reasons[:MOST_REASONS], *a.reasons[MOST_REASONS:][-1:]]:
             console.print(f"  {escape(a.name)}: {escape(reason)}")
     console.print(
         "goodput: output tok/s of requests within their limits, simulated. P: chance that the chosen plan is "
@@ -120,7 +126,9 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     if prices is not None:
         low, high = prices.interval
         top = f"{high:.2f}" if math.isfinite(high) else "no limit kept"
-        console.print(f"- $/Mtok served over the model's draws: median {prices.median:.2f}, 90% {low:.2f} to {top}")
+        console.print(
+            f"- $/Mtok served over the model's draws: median {prices.median:.2f}, 90% {low:.2f} to {top}"
+        )
     binds = ", ".join(decision.binds) or "nothing but whole nodes"
     console.print(f"- binds: {escape(binds)}")
 

@@ -6,8 +6,9 @@ prefers a mix: the cheapest plan that passed its simulation is chosen, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import le
 from pathlib import Path
 
 from bimetal.catalog.demand import Demand
@@ -78,18 +79,9 @@ def decide(
 ) -> Decision:
     """`explore`: solve relaxations and the front too. InfeasibleError names what binds and the nearest relaxations."""
     planner = FleetPlanner(demand, folder, calibration)
-    names = list(dict.fromkeys(entry.spec.vendor for entry in demand.stock))
-    choices: list[tuple[str, list[bool] | None]] = [(BEST, None)]
-    templates = planner.templates
-    if len(names) > 1:
-        choices += [(f"all {v}", [t.vendors == {v} for t in templates]) for v in names]
-    choices.append((UNSPLIT, [len(t.composition) == 1 for t in templates]))
-    runnable = [t.not_runnable is None for t in templates]
-    if any(runnable) and not all(runnable):
-        choices.append((RUNNABLE, runnable))
     alternatives: list[Alternative] = []
-    for name, wanted in choices:
-        alternatives.append(_alternative(planner, name, wanted, alternatives, simulate))
+    for choice in _choices(planner):
+        alternatives.append(_alternative(planner, choice, alternatives, simulate))
     plans = [a.plan for a in alternatives if a.plan is not None]
     eligible = [a.plan for a in alternatives if a.plan is not None and not a.beyond_stock]
     if not eligible:
@@ -107,7 +99,7 @@ def decide(
         binds=tuple(binding(planner, chosen)),
         relaxations=tuple(relaxations(planner, chosen, None)) if explore else (),
         front=tuple(front(planner, chosen)) if explore and planner.traffic else (),
-        num_templates=len(templates),
+        num_templates=len(planner.templates),
         excluded=tuple(planner.candidates().excluded),
     )
 
@@ -118,27 +110,50 @@ def _merit(demand: Demand, plan: FleetPlan) -> tuple[bool, float, float]:
     return not plan.passed, -round(goodput, 3), round(plan.usd_per_h, 6)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """What an alternative may use."""
+
+    name: str
+    wanted: tuple[bool, ...] | None
+    """[templates]; None: all."""
+    demand: Demand
+
+
+def _choices(planner: FleetPlanner) -> Iterator[_Choice]:
+    demand, templates = planner.demand, planner.templates
+    yield _Choice(BEST, None, demand)
+    names = list(dict.fromkeys(entry.spec.vendor for entry in demand.stock))
+    for name in names if len(names) > 1 else ():
+        stock = tuple(e if e.spec.vendor == name else replace(e, count=0, owned=0) for e in demand.stock)
+        yield _Choice(
+            f"all {name}", tuple(t.vendors == {name} for t in templates), replace(demand, stock=stock)
+        )
+    yield _Choice(UNSPLIT, tuple(len(t.composition) == 1 for t in templates), demand)
+    runnable = tuple(t.not_runnable is None for t in templates)
+    able = {t.model.name for t, can in zip(templates, runnable, strict=True) if can}
+    if not all(runnable) and all(t.model in able for t in planner.traffic):
+        yield _Choice(RUNNABLE, runnable, demand)
+
+
 def _alternative(
-    planner: FleetPlanner,
-    name: str,
-    wanted: Sequence[bool] | None,
-    known: Sequence[Alternative],
-    simulate: bool,
+    planner: FleetPlanner, choice: _Choice, known: Sequence[Alternative], simulate: bool
 ) -> Alternative:
     """A plan already found that uses only what is wanted is this one too: the optimum of a part that holds it."""
-    first = known[0].plan if known else None
+    first, name, wanted = known[0].plan if known else None, choice.name, choice.wanted
     if first is not None and wanted is not None:
         allowed = {t for t, keep in zip(planner.templates, wanted, strict=True) if keep}
-        if all(group.template in allowed for group in first.groups) and first.groups:
+        has = [entry.count for entry in choice.demand.stock]
+        if all(g.template in allowed for g in first.groups) and all(map(le, first.gpus, has)):
             return Alternative(name, replace(first, name=name), ())
     try:
-        return Alternative(name, planner.plan(name, wanted, simulate=simulate), ())
+        return Alternative(name, planner.plan(name, wanted, demand=choice.demand, simulate=simulate), ())
     except InfeasibleError as error:
-        reasons = tuple(explain(planner, wanted)) or (str(error),)
-    if first is None or wanted is None or planner.demand.objective != "cost":
+        reasons = tuple(explain(planner, wanted, demand=choice.demand)) or (str(error),)
+    if not known or planner.demand.objective != "cost":
         return Alternative(name, None, reasons)
     try:  # what it would cost if more of the same could be had
-        plan = planner.plan(name, wanted, demand=_more_stock(planner.demand), simulate=simulate)
+        plan = planner.plan(name, wanted, demand=_more_stock(choice.demand), simulate=simulate)
     except InfeasibleError:
         return Alternative(name, None, reasons)
     return Alternative(name, plan, reasons, beyond_stock=True)

@@ -5,11 +5,13 @@ Owns the re-solving with one limit elastic at a time: those whose relaxation alo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from bimetal.catalog.demand import Demand
 from bimetal.errors import InfeasibleError
 from bimetal.planner.candidates import Candidates
 from bimetal.planner.decide import FleetPlanner, Slacks
@@ -23,17 +25,21 @@ GAP = 0.01
 
 
 def explain(
-    planner: FleetPlanner, wanted: Sequence[bool] | None = None, slacks: Slacks | None = None
+    planner: FleetPlanner,
+    wanted: Sequence[bool] | None = None,
+    slacks: Slacks | None = None,
+    demand: Demand | None = None,
 ) -> list[str]:
-    """Lines for people: what binds, and the nearest relaxations, each solved."""
+    """Lines for people: what binds, and the nearest relaxations, each solved. `demand`: with other stock."""
+    demand = demand or planner.demand
     candidates = _kept(planner.candidates(slacks), wanted)
     lines = list(_unservable(planner, candidates, wanted, slacks))
     if lines:
         return lines
-    problem = build_problem(planner.demand, candidates, planner.traffic)
+    problem = build_problem(demand, candidates, planner.traffic)
     found = [
-        *_more_stock(planner, problem),
-        *_without_lead_time(planner, candidates),
+        *_more_stock(demand, problem),
+        *_without_lead_time(planner, demand, candidates),
         *_more_power(problem),
         *_more_budget(problem),
     ]
@@ -62,7 +68,7 @@ def _unservable(
     for c, entry in enumerate(planner.traffic):
         if (candidates.rate[:, c, c] > 0).any():
             continue
-        if not len(candidates):
+        if not len(candidates) or entry.is_batch:
             lines.append(
                 f"class {entry.name}: {entry.model} fits no GPUs in stock: add GPUs with more memory, or use a narrower dtype"
             )
@@ -82,11 +88,11 @@ def _unservable(
     return lines
 
 
-def _more_stock(planner: FleetPlanner, problem: Problem) -> list[str]:
+def _more_stock(demand: Demand, problem: Problem) -> list[str]:
     """The fewest nodes more of one kind that suffice, without limits on money."""
     lines = []
-    for g, entry in enumerate(planner.demand.stock):
-        if is_late(entry, planner.demand):
+    for g, entry in enumerate(demand.stock):
+        if is_late(entry, demand) or not entry.count:
             continue
         price = np.zeros(len(problem.owned))
         price[g] = 1.0 / problem.per_node[g]
@@ -110,8 +116,7 @@ def _more_stock(planner: FleetPlanner, problem: Problem) -> list[str]:
     return lines
 
 
-def _without_lead_time(planner: FleetPlanner, candidates: Candidates) -> list[str]:
-    demand = planner.demand
+def _without_lead_time(planner: FleetPlanner, demand: Demand, candidates: Candidates) -> list[str]:
     late = [entry for entry in demand.stock if is_late(entry, demand)]
     lines = []
     for entry in late:
@@ -160,4 +165,4 @@ def _share_served(problem: Problem) -> list[str]:
         return []
     wanted = problem.wanted * problem.tokens
     share = float((wanted * found.chosen.served_ratio).sum() / wanted.sum())
-    return [f"as it is, {share:.0%} of the output tokens asked for can be served"]
+    return [f"as it is, {math.floor(share * 1000) / 10:g}% of the output tokens asked for can be served"]

@@ -35,6 +35,8 @@ MOST_NEW = 40
 """Templates that join at once."""
 NEAR_MISSES = 12
 DEFAULT_GAP = 0.005
+SLICE_S = 2.5
+"""After which the core is looked at again."""
 HEADROOM_GAP, HEADROOM_S = 0.01, 1.0
 ROUGH_GAP, ROUGH_S = 0.02, 1.5
 """For the first look at which templates matter."""
@@ -81,7 +83,7 @@ def optimise(
     search.look(min(left_s(), ROUGH_S))
     with ThreadPoolExecutor(max_workers=2) as threads:
         while not search.done and (search.best is None or left_s() > 0):
-            seconds = max(left_s(), 1.0)
+            seconds = max(min(left_s(), SLICE_S), 1.0)
             bounding = threads.submit(search.bounding.milp.solve, gap=gap / 4, time_limit_s=seconds)
             planning = search.planning
             start = search.values_in(planning)
