@@ -26,7 +26,7 @@ ROOMS = {
     "engine/wire": "messages; torch-free",
     "gateway": "HTTP and text",
     "perf": "step time and serving metrics, fitted to published measurements",
-    "planner": "which layers where",
+    "planner": "which GPUs, which splits, which traffic where",
     "policy": "pure decisions that engine, gateway and simulator share",
     "simulate": "a plan under a trace, on modelled time",
 }

@@ -78,10 +78,11 @@ def test_the_document_holds_the_comparison_and_the_proof(full):
     assert names[:4] == ["best of all", "all NVIDIA", "all AMD", "unsplit mix"]
     for a in document["alternatives"]:
         assert a["usd_per_h"] >= plan["usd_per_h"] - 1e-6
-    chances = [
-        a["chance_chosen_is_cheaper"] for a in document["alternatives"] if a["name"] != document["chosen"]
-    ]
-    assert all(0 <= chance <= 1 for chance in chances)
+    for a in document["alternatives"]:
+        chance = a["chance_chosen_is_cheaper"]
+        assert chance is None or 0 <= chance <= 1
+        assert (chance is None) <= (a["usd_per_h"] == plan["usd_per_h"])  # only the plan itself has none
+    assert any(a["chance_chosen_is_cheaper"] is not None for a in document["alternatives"])
     costs = [p["usd_per_h"] for p in document["front"] if p["usd_per_h"] is not None]
     assert costs == sorted(costs, reverse=True)
 

@@ -172,6 +172,13 @@ def test_fine_tuning_keeps_gpus_for_itself():
     assert planner(needs_memory).plan("best", simulate=False).problem.jobs[0, 0] == 20
 
 
+def test_fine_tuning_alone_is_a_demand_too():
+    text = BOTH + "models: []\ndemand: [{name: tune, kind: fine-tuning, gpu_hours: 100, deadline_h: 10}]\n"
+    plan = planner(text).plan("best")
+    assert plan.gpus == (16, 0)  # ten on whole nodes of the cheaper kind
+    assert plan.groups == ()
+
+
 def test_n_plus_one_costs_more_and_survives_the_largest_replica():
     text = BOTH + CHAT + "default_link: 400GbE\n"
     p = planner(text.replace("tpot_p99_s: 0.08", "tpot_p99_s: 0.08, n_plus_one: true"))

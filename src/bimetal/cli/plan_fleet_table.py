@@ -92,14 +92,16 @@ def _cells(decision: Decision, a: Alternative) -> tuple[str, ...]:
         worst = {p: max(r.tpot_s[p] for r in interactive) * MS_PER_S for p in (50, 99)}
         tpot = f"{worst[50]:.0f}/{worst[99]:.0f} ms"
     chance = decision.chance_cheaper(a)
+    is_same = decision.is_chosen(a) and a.name != decision.chosen
     broken = "" if a.plan.passed else "!"
+    per_million = a.plan.usd_per_million_tokens
     return (
         escape(a.name) + star + broken,
         f"{a.plan.usd_per_h:.2f}",
-        f"{a.plan.usd_per_million_tokens:.3f}",
+        f"{per_million:.3f}" if math.isfinite(per_million) else "-",
         *(goodput, ttft, tpot),
         f"{a.plan.watts / KILO:.0f}",
-        "" if chance is None else f"{chance:.0%}",
+        f"{chance:.0%}" if chance is not None else "same" if is_same else "",
     )
 
 

@@ -61,10 +61,14 @@ class Decision:
         assert plan is not None  # only plans are chosen
         return plan
 
+    def is_chosen(self, other: Alternative) -> bool:
+        """Whether an alternative is the chosen plan, perhaps under another name."""
+        return other.plan is not None and other.plan.optimum is self.plan.optimum
+
     def chance_cheaper(self, other: Alternative) -> float | None:
         """That the chosen plan is cheaper than `other`, over the performance model's draws."""
         mine = next(a.prices for a in self.alternatives if a.name == self.chosen)
-        if mine is None or other.prices is None or other.name == self.chosen:
+        if mine is None or other.prices is None or self.is_chosen(other):
             return None
         return mine.cheaper_than(other.prices)
 
@@ -203,11 +207,15 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
 
 def _doubts(chosen: FleetPlan, alternatives: Sequence[Alternative]) -> list[str]:
     """Alternatives that the performance model cannot tell from the chosen plan."""
-    prices = {a.name: a.prices for a in alternatives if a.prices is not None}
-    mine = prices.get(chosen.name)
+    priced = [a for a in alternatives if a.prices is not None and a.plan is not None]
+    mine = next((a.prices for a in priced if a.name == chosen.name), None)
     if mine is None:
         return []
-    doubtful = {name: mine.cheaper_than(other) for name, other in prices.items() if name != chosen.name}
+    doubtful = {
+        a.name: mine.cheaper_than(a.prices)
+        for a in priced
+        if a.prices is not None and a.plan is not None and a.plan.optimum is not chosen.optimum
+    }
     words = [f"{chance:.0%} against {name}" for name, chance in doubtful.items() if chance < SURE]
     if not words:
         return []

@@ -72,6 +72,7 @@ def _unservable(
             lines.append(
                 f"class {entry.name}: {entry.model} fits no GPUs in stock: add GPUs with more memory, or use a narrower dtype"
             )
+            lines += [reason for reason in candidates.excluded if reason.startswith(entry.model)]
             continue
         remedy = "no limit on latency makes it servable: raise memory, or use a narrower dtype"
         for factor in LATENCY_STEPS:

@@ -312,7 +312,7 @@ def _smaller(problem: Problem, templates: Iterable[int], alive: Mask) -> set[int
 def _undominated(problem: Problem) -> Mask:
     """[T] False where some number of another template of the same composition takes no more GPUs of any kind and serves no
     less of any class: such a template is in no plan that could not do without it."""
-    rate = problem.rate.reshape(len(problem.usage), -1)
+    rate = problem.rate.reshape(len(problem.usage), problem.rate.shape[1] * problem.rate.shape[2])
     alive: Mask = np.asarray(rate.any(axis=1), dtype=bool)
     for p in range(problem.num_kinds):
         members = np.flatnonzero((problem.kind == p) & alive)
