@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import Alternative, Decision
+from bimetal.planner.replay import PERCENTILES
 from bimetal.planner.sensitivity import FrontPoint
 from bimetal.units import KILO, MS_PER_S
 
@@ -124,6 +125,13 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     if plan.replays:
         word = "kept its limits" if plan.passed else "broke a limit"
         console.print(f"- simulated: {word}; {plan.num_rounds} round(s) of solving and simulating")
+    for r in plan.replays:
+        if _is_interactive(decision, r.name):
+            ttft = "/".join(f"{r.ttft_s[p]:.2f}" for p in PERCENTILES)
+            tpot = "/".join(f"{r.tpot_s[p] * MS_PER_S:.0f}" for p in PERCENTILES)
+            console.print(
+                f"  {escape(r.name)}, p50/p95/p99: TTFT {ttft} s, TPOT {tpot} ms, {r.met_ratio:.1%} within both limits"
+            )
     prices = next((a.prices for a in decision.alternatives if a.name == decision.chosen), None)
     if prices is not None:
         low, high = prices.interval

@@ -99,6 +99,7 @@ class FleetPlanner:
         self.calibration = calibration
         self.engine = EngineLimits(max_num_seqs=demand.site.max_num_seqs)
         self._reasons: list[str] = []
+        self._rated: dict[frozenset[tuple[str, Slack]], Candidates] = {}
 
     def of_model(self, name: str) -> tuple[Traffic, ...]:
         return tuple(t for t in self.traffic if t.model == name)
@@ -135,13 +136,20 @@ class FleetPlanner:
         self, slacks: Slacks | None = None, traffic: Sequence[Traffic] | None = None
     ) -> Candidates:
         """All templates with what they serve; `traffic` in place of the demand's own where limits are to change."""
-        traffic = self.traffic if traffic is None else tuple(traffic)
+        if traffic is not None:
+            return self._rate(slacks or {}, tuple(traffic))
+        key = frozenset(item for item in (slacks or {}).items() if item[1] != Slack())
+        if key not in self._rated:
+            self._rated[key] = self._rate(slacks or {}, self.traffic)
+        return self._rated[key]
+
+    def _rate(self, slacks: Slacks, traffic: tuple[Traffic, ...]) -> Candidates:
         size, templates = len(traffic), self.templates
         rate = np.zeros((len(templates), size, size))
         for name, evaluator in self.evaluators.items():
             own = [i for i, t in enumerate(traffic) if t.model == name]
             mine = [i for i, t in enumerate(templates) if t.model.name == name]
-            asked = replace(evaluator, traffic=tuple(traffic[i] for i in own), slack=dict(slacks or {}))
+            asked = replace(evaluator, traffic=tuple(traffic[i] for i in own), slack=dict(slacks))
             if mine:
                 rate[np.ix_(mine, own, own)] = asked.rates([templates[i] for i in mine])
         stock = range(len(self.demand.stock))
