@@ -9,12 +9,13 @@ pytest.importorskip("scipy")
 
 from bimetal.catalog.hardware import find_gpu
 from bimetal.catalog.planned_models import planned_model
-from bimetal.perf.crossval import gpu_folds, hold_out, shape_folds
+from bimetal.perf.crossval import Held, gpu_folds, hold_out, shape_folds
 from bimetal.perf.fit import FitProblem
+from bimetal.perf.intervals import doubt_of, interval_scale, to_scored
 from bimetal.perf.measurements import Measurement
 from bimetal.perf.observations import Observation, Predictor, Query
 from bimetal.perf.point import ServingPoint
-from bimetal.perf.study import interval_scale, to_calibration, to_scored
+from bimetal.perf.study import to_calibration
 
 
 def point(gpu="H100", model="Llama-3.1-70B", ranks=2, inputs=1000.0, outputs=500.0, c=8.0):
@@ -136,3 +137,41 @@ def test_intervals_know_what_was_left_out(problem):
         for held in (by_shape, by_gpu)
     ]
     assert widths[1] > 1.2 * widths[0]
+
+
+def test_a_pair_left_out_is_doubted_as_far_as_other_pairs_were_wrong(problem):
+    """Each fold counts alike; a fold is scored with the doubt of the others, so that its own error cannot cover itself."""
+    made, _ = problem
+    tpot = [o for o in made.observations if o.query.target == "tpot"]
+    shift = {"H100-SXM-80GB": 0.3, "H200-SXM-141GB": 0.2, "MI300X": 0.0}
+    held = [
+        Held(o, o.value * float(np.exp(shift[o.query.point.gpu.name])), half_width=0.1)
+        for o in tpot
+        for _ in range(3 if o.query.point.gpu.name == "MI300X" else 1)
+    ]
+    doubt = doubt_of(held, {}, "gpu")
+    assert doubt["tpot"] == pytest.approx(np.sqrt(0.3**2 - 0.1**2), abs=1e-3)
+    assert doubt["ttft"] == 0.0
+    covered = {s.gpu: s.is_covered for s in to_scored(held, {}, "gpu")}
+    assert covered == {"H100-SXM-80GB": False, "H200-SXM-141GB": True, "MI300X": True}
+    assert not any(s.is_covered for s in to_scored(held, {}) if s.gpu != "MI300X")
+
+
+def test_the_doubt_reaches_predictions_and_draws(problem):
+    """Wider for a model that no row has on this GPU, wider still for a new GPU; plans on one pair share the draw."""
+    made, fit = problem
+    calibration = to_calibration(made, fit, {}, "2026-01-01", {"pair": {"tpot": 0.4}, "gpu": {"tpot": 1.2}})
+    points = [point(), point(model="Llama-2-70B"), point(gpu="B200")]
+    widths = [np.log(p.high / p.low) / 2 for p in calibration.predict([Query(p, "tpot") for p in points])]
+    assert widths[0] < 0.4 < widths[1] < 1.2 < widths[2]
+    assert [calibration.unseen(p) for p in points] == ["", "pair", "gpu"]
+    plain = replace(calibration, doubt={})
+    other = replace(points[1], concurrency=1.0, tensor_parallel=4)
+    ratios = [
+        calibration.coefficients([points[1], other, points[0]], draw)["tpot_bias"]
+        / plain.coefficients([points[1], other, points[0]], draw)["tpot_bias"]
+        for draw in range(len(calibration.draws))
+    ]
+    assert np.log([r[0] for r in ratios]).std() == pytest.approx(0.4 / 1.645, rel=0.3)
+    assert all(r[0] == pytest.approx(r[1]) and r[2] == pytest.approx(1.0) for r in ratios)
+    assert "none with Llama-2-70B" in calibration.rests_on(points[1])

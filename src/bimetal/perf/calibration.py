@@ -6,7 +6,8 @@ numbers were found is `fit`'s business.
 A prediction is uncertain twice: in its effects, of which the file carries joint draws, and by the noise of what is
 measured. Draws are shared: two plans priced with one draw are wrong together where they rest on the same effects, so that
 their difference is surer than either. An effect that was never seen is drawn from its level's width, the same for
-everyone who asks.
+everyone who asks. Where a model was never measured on a GPU, or the GPU never at all, an error common to all of the
+pair's predictions comes on top (`intervals`), drawn alike for everyone who asks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from bimetal.errors import ConfigError
 from bimetal.perf.hierarchy import PRIORS, Design, Effect, build_design, level_keys
-from bimetal.perf.observations import Predictor, Query, Target
+from bimetal.perf.observations import BIAS, Predictor, Query, Target
 from bimetal.perf.point import ServingPoint
 from bimetal.perf.work import Array
 
@@ -65,6 +66,10 @@ class Calibration:
     effects: Mapping[Effect, float]
     draws: NDArray[np.float64]
     """[draws, effects]: deviations from the effects."""
+    models_of_gpu: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Models with a row on each GPU."""
+    doubt: Mapping[str, Mapping[Target, float]] = field(default_factory=dict)
+    """Log half-width of what no row shows, by what was never measured: `pair` of GPU and model, or `gpu`."""
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Terms of devices that the user measured, by name, in place of the fitted ones."""
 
@@ -80,7 +85,7 @@ class Calibration:
         """Each term's coefficient for each point; of draw `draw`, or the most likely ones."""
         found = []
         for point in points:
-            key = level_keys(point)
+            key = (*level_keys(point), point.gpu.name, point.model.name)
             if (key, draw) not in self._memo:
                 self._memo[key, draw] = self._coefficients_of(point, draw)
             found.append(self._memo[key, draw])
@@ -90,7 +95,20 @@ class Calibration:
         known, _ = self._known
         design = build_design([point], known)
         sums = _add_up(design, self._all_effects(design)[-1 if draw is None else draw])
-        return {term: float(PRIORS[term].value(total)[0]) for term, total in sums.items()}
+        found = {term: float(PRIORS[term].value(total)[0]) for term, total in sums.items()}
+        unseen = self.unseen(point)
+        if draw is not None and unseen:
+            name = point.gpu.name if unseen == "gpu" else f"{point.gpu.name}/{point.model.name}"
+            for target, half in self.doubt.get(unseen, {}).items():
+                luck = _standard_draws(Effect(BIAS[target], unseen, name), len(self.draws))[draw]
+                found[BIAS[target]] *= float(np.exp(half / NORMAL_90 * luck))
+        return found
+
+    def unseen(self, point: ServingPoint) -> str:
+        """`gpu` if no row is of the point's GPU, `pair` if none is of its model on it, else empty."""
+        if point.gpu.name not in self.models_of_gpu:
+            return "gpu"
+        return "" if point.model.name in self.models_of_gpu[point.gpu.name] else "pair"
 
     def predict(self, queries: Sequence[Query]) -> list[Prediction]:
         """In the order of `queries`; seconds or tokens per second."""
@@ -106,14 +124,16 @@ class Calibration:
         for i, query in enumerate(queries):
             noise = self.noise[query.target]
             scales = self.interval_scale.get(query.point.gpu.vendor) or {}
+            doubt = self.doubt.get(self.unseen(query.point), {}).get(query.target, 0.0)
             half = scales.get(query.target, 1.0) * np.hypot(NORMAL_90 * spread[i], STUDENT_T_90 * noise)
+            half = np.hypot(half, doubt)
             value = float(np.exp(centre[i]))
             predictions.append(
                 Prediction(
                     value=value,
                     low=value * float(np.exp(-half)),
                     high=value * float(np.exp(half)),
-                    log_sd=float(np.hypot(spread[i], noise)),
+                    log_sd=float(np.hypot(np.hypot(spread[i], noise), doubt / NORMAL_90)),
                     rests_on=self.rests_on(query.point),
                 )
             )
@@ -123,7 +143,8 @@ class Calibration:
         """For people: rows of this GPU, or its datasheet alone."""
         rows = self.rows_of_gpu.get(point.gpu.name, 0)
         if rows:
-            return f"{rows} measurements of {point.gpu.name}"
+            lacking = f", none with {point.model.name}" if self.unseen(point) == "pair" else ""
+            return f"{rows} measurements of {point.gpu.name}{lacking}"
         doubt = " (unverified)" if point.gpu.unverified_of("memory_bytes_per_s", "bf16_flops_per_s") else ""
         return f"the datasheet of {point.gpu.name}{doubt} and measurements of other GPUs"
 
@@ -150,12 +171,14 @@ class Calibration:
         for (term, level), width in self.widths.items():
             widths.setdefault(term, {})[level] = round(width, 5)
         document = {
-            "version": 1,
+            "version": 2,
             "date": self.date,
             "num_rows": dict(self.num_rows),
             "rows_of_gpu": dict(self.rows_of_gpu),
             "noise": {target: round(noise, 5) for target, noise in self.noise.items()},
             "interval_scale": {vendor: dict(scales) for vendor, scales in self.interval_scale.items()},
+            "models_of_gpu": {gpu: list(models) for gpu, models in self.models_of_gpu.items()},
+            "doubt": {unseen: dict(halves) for unseen, halves in self.doubt.items()},
             "widths": widths,
             "effects": tree,
         }
@@ -191,6 +214,8 @@ def parse_calibration(text: str, draws: NDArray[np.float64], source: str) -> Cal
             widths={(t, level): w for t, levels in document["widths"].items() for level, w in levels.items()},
             effects=effects,
             draws=draws,
+            models_of_gpu=document.get("models_of_gpu", {}),
+            doubt=document.get("doubt", {}),
         )
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(

@@ -39,6 +39,11 @@ class Held:
         """Signed, of the measured value."""
         return self.predicted / self.observation.value - 1
 
+    @property
+    def log_error(self) -> float:
+        """Without its sign."""
+        return float(abs(np.log(self.predicted / self.observation.value)))
+
 
 def half_widths(problem: FitProblem, fit: Fit, jacobian: Array) -> Array:
     """Of each observation: the effects' uncertainty and the noise of its target."""

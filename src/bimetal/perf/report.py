@@ -22,7 +22,8 @@ An error is |predicted - measured| / measured.
 Three ways to leave rows out. *Shape*: a fold leaves out whole groups (GPU, model, weight format, tensor parallelism,
 lengths) over all engines and versions. *GPU and model*: every row of one model on one GPU. *GPU*: every row of one GPU, which is
 then known from its datasheet and from the other GPUs only. The widths of the priors, the noise and the intervals' parameters
-are found again in each fold.
+are found again in each fold. What nobody measured together is wrong together, so that an interval for a model new to a GPU,
+or for a new GPU, adds a width found from folds like it: for a fold, from the other folds, each counting alike.
 """
 
 
@@ -53,12 +54,16 @@ def accuracy_report(
     parts += [
         "## A model that was never seen on a GPU: TPOT\n",
         table("GPU, model", by(_tpot(gpu_model), _gpu_model), "all"),
+        table("vendor", by(_tpot(gpu_model), lambda s: s.vendor)),
+        "The same by engine and weight format: `bias` beside `median` says how much of an error is a common shift.\n",
+        table("GPU, model, engine, format", by(_tpot(gpu_model), _gpu_model_kernels)),
     ]
     whole = {g: s for g, s in by(_tpot(gpu), lambda s: s.gpu).items() if len(s) >= LEAST_ROWS}
     macro = fmean(summarise(s).mean_error_ratio for s in whole.values())
     parts += [
         "## A GPU that was never seen: TPOT\n",
         table("GPU", whole),
+        table("vendor", by(_tpot(gpu), lambda s: s.vendor)),
         f"Macro-averaged mean error over GPUs with at least {LEAST_ROWS} rows: **{macro:.1%}**.\n",
     ]
     if apart:
@@ -77,6 +82,10 @@ def _tpot(scored: Iterable[Scored]) -> list[Scored]:
 
 def _gpu_model(s: Scored) -> str:
     return f"{s.gpu}, {s.model}"
+
+
+def _gpu_model_kernels(s: Scored) -> str:
+    return f"{_gpu_model(s)}, {s.engine}, {s.shape.split()[0]}"
 
 
 def _data(rows: MeasurementSet, calibration: Calibration) -> str:

@@ -5,7 +5,7 @@ Owns which rows take part and which are scored apart. Needs scipy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,20 +16,16 @@ from scipy.linalg import solve_triangular
 from bimetal.perf.calibration import NUM_DRAWS, Calibration, save_calibration
 from bimetal.perf.crossval import Held, gpu_folds, gpu_model_folds, hold_out, shape_folds
 from bimetal.perf.fit import Fit, FitProblem
+from bimetal.perf.intervals import Doubt, IntervalScale, Unseen, doubt_of, interval_scale, to_scored
 from bimetal.perf.measurements import Measurement, MeasurementSet
-from bimetal.perf.observations import TARGETS, Target, observe
+from bimetal.perf.observations import TARGETS, observe
 from bimetal.perf.report import accuracy_report
-from bimetal.perf.scores import Scored
-from bimetal.perf.validate import label
 
 APART = ("DeepSeek-R1",)
 """Another attention and another layout of experts: fitted on its own effects after the rest, scored for itself."""
-COVERED_RATIO = 0.9
 FIT_ROUNDS = 4
 SEED = 20260101
 RESIDUALS_FILE = "residuals.csv"
-
-IntervalScale = dict[str, dict[Target, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +51,7 @@ def run_study(rows: MeasurementSet, date: str, progress: Callable[[str], None]) 
     main = problem.fit(~apart, rounds=FIT_ROUNDS)
     fit = problem.extend(main, np.ones(len(apart), bool), apart) if apart.any() else main
     shape = hold_out(problem, shape_folds(problem), fit, lambda text: progress(f"by shape, {text}"), apart)
-    scale = interval_scale(shape)
-    calibration = to_calibration(problem, fit, scale, date)
+    scale = interval_scale([h for h in shape if h.observation.query.point.model.name not in APART])
     gpu_model = hold_out(
         problem,
         _without(gpu_model_folds(problem), apart),
@@ -67,13 +62,18 @@ def run_study(rows: MeasurementSet, date: str, progress: Callable[[str], None]) 
     gpu = hold_out(
         problem, _without(gpu_folds(problem), apart), fit, lambda text: progress(f"by GPU, {text}"), apart
     )
+    doubt: dict[Unseen, Doubt] = {
+        "pair": doubt_of(gpu_model, scale, "pair"),
+        "gpu": doubt_of(gpu, scale, "gpu"),
+    }
+    calibration = to_calibration(problem, fit, scale, date, doubt)
     scored = to_scored(shape, scale)
     report = accuracy_report(
         rows,
         calibration,
         [s for s in scored if s.model not in APART],
-        to_scored(gpu_model, scale),
-        to_scored(gpu, scale),
+        to_scored(gpu_model, scale, "pair"),
+        to_scored(gpu, scale, "gpu"),
         [s for s in scored if s.model in APART],
     )
     return Study(calibration, report, _residuals(problem, fit, shape))
@@ -84,33 +84,13 @@ def _without(folds: Sequence[int], apart: NDArray[np.bool_]) -> list[int]:
     return [-1 if is_apart else fold for fold, is_apart in zip(folds, apart, strict=True)]
 
 
-def interval_scale(held: Sequence[Held]) -> IntervalScale:
-    """By vendor and target: the factor with which the intervals cover 90% of what was held out."""
-    ratios: dict[tuple[str, Target], list[float]] = {}
-    for h in held:
-        query = h.observation.query
-        if query.point.model.name in APART:
-            continue
-        ratio = abs(np.log(h.predicted / h.observation.value)) / h.half_width
-        ratios.setdefault((query.point.gpu.vendor, query.target), []).append(float(ratio))
-    scale: IntervalScale = {}
-    for (vendor, target), values in ratios.items():
-        scale.setdefault(vendor, {})[target] = round(float(np.quantile(values, COVERED_RATIO)), 3)
-    return scale
-
-
-def to_scored(held: Sequence[Held], scale: IntervalScale) -> list[Scored]:
-    """With scaled intervals."""
-    scored = []
-    for h in held:
-        query = h.observation.query
-        half = h.half_width * scale.get(query.point.gpu.vendor, {}).get(query.target, 1.0)
-        low, high = h.predicted * np.exp(-half), h.predicted * np.exp(half)
-        scored.append(label(h.observation, h.predicted, float(low), float(high)))
-    return scored
-
-
-def to_calibration(problem: FitProblem, fit: Fit, scale: IntervalScale, date: str) -> Calibration:
+def to_calibration(
+    problem: FitProblem,
+    fit: Fit,
+    scale: IntervalScale,
+    date: str,
+    doubt: Mapping[Unseen, Doubt] | None = None,
+) -> Calibration:
     """Effects that observations say something of, with joint draws from their posterior."""
     active = fit.active
     normal = np.random.default_rng(SEED).standard_normal((len(active), NUM_DRAWS))
@@ -119,9 +99,11 @@ def to_calibration(problem: FitProblem, fit: Fit, scale: IntervalScale, date: st
     column = {effect: n for n, effect in enumerate(effects)}
     nested = sorted(effects, key=lambda e: (e.term, e.level, e.key))  # the order of the file, which is a tree
     rows_of_gpu: dict[str, int] = {}
+    models_of_gpu: dict[str, set[str]] = {}
     for o in problem.observations:
         name = o.query.point.gpu.name
         rows_of_gpu[name] = rows_of_gpu.get(name, 0) + 1
+        models_of_gpu.setdefault(name, set()).add(o.query.point.model.name)
     return Calibration(
         date=date,
         num_rows={t: int((problem.targets == t).sum()) for t in TARGETS},
@@ -133,6 +115,8 @@ def to_calibration(problem: FitProblem, fit: Fit, scale: IntervalScale, date: st
         },
         effects={effect: effects[effect] for effect in nested},
         draws=draws[:, [column[effect] for effect in nested]],
+        models_of_gpu={name: sorted(models) for name, models in models_of_gpu.items()},
+        doubt=dict(doubt or {}),
     )
 
 
