@@ -159,3 +159,16 @@ def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
     demand_file.write_text(SMALL.replace("count: 8", "count: zero", 1))
     with pytest.raises(ConfigError, match=r"demand.yaml:2: stock\[0\].count"):
         run(demand_file)
+
+
+def test_the_readmes_example():
+    """Whatever the coefficients say: every alternative is there, with its price or what it lacks, and none is cheaper."""
+    example = Path(__file__).parents[2] / "examples" / "plans" / "azure-70b.yaml"
+    document = json.loads(run(example, "--json", "--quick"))
+    plan, alternatives = document["plan"], document["alternatives"]
+    assert [a["name"] for a in alternatives] == ["best of all", "all NVIDIA", "all AMD", "unsplit mix"]
+    for a in alternatives:
+        assert a["reasons"] or a["usd_per_h"] >= plan["usd_per_h"]
+        assert bool(a["beyond_stock"]) <= any("binds" in reason for reason in a["reasons"])
+    assert plan["gap_ratio"] <= 0.005
+    assert document["verdict"]
