@@ -15,7 +15,7 @@ from bimetal.errors import BimetalError, EngineError
 
 COMMANDS = {
     "serve": "Serve a plan or a fleet behind one OpenAI-compatible API.",
-    "plan": "Split a model over the GPUs of a fleet file and write the plan.",
+    "plan": "Split a model over given GPUs, or plan a whole fleet for a demand.",
     "doctor": "Check every node of a fleet before anything loads.",
     "bench": "Measure throughput and latency of a placement, offline.",
     "agree": "Compare two placements of a model, token by token.",
