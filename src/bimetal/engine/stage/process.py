@@ -131,6 +131,9 @@ class StageProcess:
         while True:
             command = self._commands.get()
             if isinstance(command, _Ended):
+                self._session = self._loop = (
+                    None  # threads that still wait hold this object, and would hold the weights
+                )
                 return
             header, payload = command
             try:
