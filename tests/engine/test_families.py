@@ -97,17 +97,29 @@ def _drop_bias(model: transformers.PreTrainedModel) -> None:
             parameter.zero_()
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], list[int]]]]:
+    """A checkpoint, and what follows each prompt of more than one token."""
+    folder = make_checkpoint("qwen2", tmp_path_factory.mktemp("sound"), use_sliding_window=False)
+    model = load_reference(folder)
+    followed = [(p, greedy(model, p, NUM_TOKENS)) for p in PROMPTS if len(p) > 1]
+    with torch.inference_mode():
+        assert all(_follows(model, prompt, tokens) for prompt, tokens in followed)
+    return folder, followed
+
+
 @pytest.mark.parametrize("mistake", [_zero_attention, _drop_layer, _change_rope_theta, _drop_bias])
 @torch.inference_mode()
-def test_mistakes_show(tmp_path: Path, mistake: object) -> None:
+def test_mistakes_show(sound: tuple[Path, list[tuple[list[int], list[int]]]], mistake: object) -> None:
     """The checkpoints are sensitive: each mistake changes every sequence of more than one token."""
-    folder = make_checkpoint("qwen2", tmp_path, use_sliding_window=False)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    prompts = [p for p in PROMPTS if len(p) > 1]
-    before = [greedy(model, p, NUM_TOKENS) for p in prompts]
+    folder, followed = sound
+    model = load_reference(folder)
     mistake(model)  # type: ignore[operator]
-    after = [greedy(model, p, NUM_TOKENS) for p in prompts]
-    unchanged = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a == b]
+    unchanged = [prompt for prompt, tokens in followed if _follows(model, prompt, tokens)]
     assert not unchanged
+
+
+def _follows(model: Any, prompt: list[int], tokens: list[int]) -> bool:
+    """Whether greedy decoding gives these tokens: each is the likeliest after those before it."""
+    logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    return bool((logits.argmax(dim=-1) == torch.tensor(tokens)).all())

@@ -258,7 +258,9 @@ def test_broken_checkpoints_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"stored as torch\.float8_e5m2"):
         _load(quantised, 0, 1)
     broken(**{"model.embed_tokens.weight": before["model.embed_tokens.weight"].to(FP8)})
-    with pytest.raises(StageError, match=r"embed_tokens\.weight is stored as torch\.float8_e4m3fn, which only"):
+    with pytest.raises(
+        StageError, match=r"embed_tokens\.weight is stored as torch\.float8_e4m3fn, which only"
+    ):
         _load(quantised, 0, 1)
     broken(**{f"{expert}.weight": before[f"{expert}.weight"].float()})
     with pytest.raises(StageError, match=f"{expert} is stored in another encoding than expert 0"):

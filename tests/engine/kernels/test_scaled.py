@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_agreement import error
+from remembered import remembered
 from scaled_agreement import BY_ROW, CASES, scaled
 
 from bimetal.engine.kernels.architecture import ARCHITECTURES
@@ -27,8 +28,14 @@ QUANTISED = {("bfloat16", "row"): 0.1, ("bfloat16", "row-many"): 0.1}
 
 
 @pytest.fixture(scope="module")
-def errors() -> dict[str, dict[str, float]]:
-    """By dtype and case; one interpreting process a dtype, side by side."""
+def errors(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
+    """By dtype and case."""
+    found: dict[str, dict[str, float]] = remembered(request.config, "scaled", interpret)
+    return found
+
+
+def interpret() -> dict[str, dict[str, float]]:
+    """One interpreting process a dtype, side by side."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     running = {
         dtype: subprocess.Popen(
