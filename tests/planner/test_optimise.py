@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from bimetal.errors import InfeasibleError
-from bimetal.planner.formulation import formulate
+from bimetal.planner.formulation import formulate, read_solution
+from bimetal.planner.milp import Solved
 from bimetal.planner.optimise import _undominated, optimise
 from bimetal.planner.problem import Problem
 
@@ -201,6 +202,29 @@ def test_owned_gpus_are_sunk():
     found = optimise(p, gap=0.0)
     assert found.objective == 0.0
     assert {t for t, _ in found.chosen.replicas} == {1}
+
+
+@pytest.mark.parametrize("wanted", [1e-3, 1e-6, 1e-9, 1e-300])
+def test_the_least_demand_needs_a_replica(wanted):
+    p = problem([[1, 0], [0, 2]], [[[1.0]], [[4.0]]], [0, 1], [wanted])
+    found = optimise(p, gap=0.0)
+    assert set(found.chosen.replicas) == {(0, 0)}
+    assert found.objective == pytest.approx(2.0)
+    most = optimise(replace(p, objective="goodput"), gap=0.0)
+    assert most.chosen.served_ratio.tolist() == pytest.approx([1.0])
+
+
+def test_replicas_that_serve_nobody_are_no_part_of_a_plan():
+    """GPUs that cost nothing may hold any number of replicas as far as the program is concerned."""
+    free = replace(MANY, price_usd_per_h=np.zeros(2), wanted=np.array([0.5]))
+    program = formulate(free, list(range(6)), [])
+    values = np.zeros(program.milp.num_columns)
+    values[program.columns.served] = 1.0
+    values[[program.columns.run[t, 0] for t in (0, 1, 3)]] = [2.0, 1.0, 3.0]
+    values[program.columns.share[1, 0, 0]] = 0.5
+    chosen = read_solution(free, program, Solved("optimal", 0.0, 0.0, values, np.empty(0)))
+    assert chosen.replicas == {(1, 0): 1}
+    assert set(chosen.served_per_s) == {(1, 0, 0)}
 
 
 def test_n_plus_one_buys_what_the_largest_replica_leaves():

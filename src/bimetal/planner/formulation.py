@@ -35,6 +35,9 @@ from bimetal.planner.problem import Problem
 GOODPUT_TIE_BREAK = 1e-6
 """Of a dollar an hour against a token per second: of equal goodput, the cheaper plan."""
 
+LEAST_LOAD = 1e-4
+"""Of one replica, that a class is taken to need at least: less than the solver's tolerance of whole numbers needs no replica."""
+
 MOST_HEADROOM = 4.0
 """Multiple of the demand that a plan is made to serve at most with GPUs that are paid for anyway."""
 
@@ -87,6 +90,7 @@ def formulate(
     m = Milp()
     G, C, P = len(problem.owned), len(problem.wanted), problem.num_kinds
     maximise = problem.objective == "goodput"
+    asked = np.maximum(problem.wanted, LEAST_LOAD * problem.rate.max(axis=(0, 1), initial=0.0))
     weight = {"cost": 1.0, "goodput": GOODPUT_TIE_BREAK, "headroom": 0.0}[problem.objective]
     node_usd = problem.price_usd_per_h * problem.per_node
 
@@ -126,7 +130,7 @@ def formulate(
     for c in range(C):
         mine, others = c_share == c, c_rest == c
         supply = [(z[mine], rate[mine]), (y[others], rate_rest[others])]
-        wanted, lost = problem.wanted[c], problem.mixed_loss[c]
+        wanted, lost = asked[c], problem.mixed_loss[c]
         demand[c] = m.row([*supply, (served[c], -wanted), (loss[c], -1.0), (spare[c], -1.0)], lower=0.0)
         for p in range(P):
             in_z, in_y = mine & (problem.kind[t_share] == p), others & (problem.kind[t_rest] == p)
@@ -137,7 +141,7 @@ def formulate(
         m.row([(loss[c], 1.0), (served[c], -lost * wanted), (alike[c], lost)], lower=0.0)
     if not maximise:
         _least_spares(m, problem, spare)
-    _keep_spares(m, problem, share, spare)
+    _keep_spares(m, problem, asked, share, spare)
 
     gpus = np.zeros(G, np.int64)
     need = np.where(allowed, problem.jobs, 0.0)
@@ -188,11 +192,13 @@ def _least_spares(m: Milp, problem: Problem, spare: Indices) -> None:
         m.row([(spare[c], 1.0)], lower=float(able[able > 0].min(initial=np.inf)) if able.any() else 0.0)
 
 
-def _keep_spares(m: Milp, problem: Problem, share: dict[tuple[int, int, int], int], spare: Indices) -> None:
+def _keep_spares(
+    m: Milp, problem: Problem, asked: Floats, share: dict[tuple[int, int, int], int], spare: Indices
+) -> None:
     for (t, k, c), column in share.items():
         if problem.spare[c]:
             used = m.variables(1, upper=1.0, integer=True)
-            needed = problem.wanted[c] * (1 + problem.mixed_loss[c]) + problem.rate[:, :, c].max()
+            needed = asked[c] * (1 + problem.mixed_loss[c]) + problem.rate[:, :, c].max()
             needed *= MOST_HEADROOM if problem.objective == "headroom" else 1.0
             most = min(most_replicas(problem, t), needed / problem.rate[t, k, c])
             m.row([(column, 1.0), (used, -most)], upper=0.0)
@@ -218,14 +224,16 @@ class Chosen:
 
 
 def read_solution(problem: Problem, program: Program, solved: Solved) -> Chosen:
-    """From the solver's values."""
+    """From the solver's values. Replicas that serve nobody cost nothing where GPUs are paid for; they are left out."""
     x, cols = solved.values, program.columns
-    replicas = {key: round(x[i]) for key, i in cols.run.items() if round(x[i]) > 0}
+    numbers = {key: round(x[i]) for key, i in cols.run.items() if round(x[i]) > 0}
     served = {
         key: float(x[i]) * problem.rate[key]
         for key, i in cols.share.items()
-        if x[i] > 1e-9 and key[:2] in replicas
+        if x[i] > 1e-9 and key[:2] in numbers
     }
+    working = {key[:2] for key in served}
+    replicas = {key: number for key, number in numbers.items() if key in working}
     nodes = np.round(x[cols.nodes]).astype(np.int64)
     own = np.round(x[cols.own], 6)
     cost = nodes * problem.per_node * problem.price_usd_per_h + own * problem.owned_usd_per_h
