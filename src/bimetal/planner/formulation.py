@@ -96,7 +96,7 @@ def formulate(
 
     nodes = m.variables(G, upper=problem.buyable_nodes, cost=weight * node_usd, integer=True)
     own = m.variables(G, upper=problem.owned, cost=weight * problem.owned_usd_per_h)
-    goodput = -problem.wanted * problem.tokens if maximise else 0.0
+    goodput = -asked * problem.tokens if maximise else 0.0
     if problem.objective == "headroom":
         served, most = np.repeat(m.variables(1, lower=1.0, upper=MOST_HEADROOM, cost=-1.0), C), MOST_HEADROOM
     else:
