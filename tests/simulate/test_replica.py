@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bimetal.errors import ConfigError
 from bimetal.perf.stage_clock import StageClock
 from bimetal.policy.batching import choose_num_micro_batches
 from bimetal.simulate.run import Slo, class_results, simulate
@@ -130,14 +131,41 @@ def test_goodput_counts_tokens_within_limits_by_class():
     assert tight["batch"] == loose["batch"]
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("kv_tokens", [0, 1])
+def test_a_cache_that_holds_no_request_is_refused(num_stages, kv_tokens):
+    shape = replace(SHAPE, clocks=(CLOCK,) * num_stages, kv_tokens=kv_tokens)
+    with pytest.raises(ConfigError, match=f"holds {kv_tokens} tokens.*more memory"):
+        simulate(trace((0.0, 10, 5)), [shape], [1.0])
+    run = simulate(trace((0.0, 10, 5)), [replace(shape, kv_tokens=2)], [1.0])
+    assert np.isfinite(run.done_s).all()
+
+
+def test_an_empty_trace_is_refused():
+    nothing = Trace(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    with pytest.raises(ConfigError, match="no requests"):
+        simulate(nothing, [SHAPE], [1.0])
+
+
 @given(
     st.lists(st.tuples(st.floats(0, 3), st.integers(1, 900), st.integers(1, 60)), min_size=1, max_size=40),
-    st.integers(1, 3),
-    st.sampled_from([300, 1500, 100_000]),
+    st.integers(1, 4),
+    st.sampled_from([2, 20, 300, 1500, 100_000]),
+    st.sampled_from([1, 8]),
+    st.sampled_from([4, 512]),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_request_ends_and_nothing_is_busier_than_time(requests, num_stages, kv_tokens):
-    shape = replace(SHAPE, clocks=(CLOCK,) * num_stages, kv_tokens=kv_tokens, hop_latency_s=1e-4)
+def test_every_request_ends_and_nothing_is_busier_than_time(
+    requests, num_stages, kv_tokens, max_num_seqs, max_num_batched_tokens
+):
+    shape = replace(
+        SHAPE,
+        clocks=(CLOCK,) * num_stages,
+        kv_tokens=kv_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        hop_latency_s=1e-4,
+    )
     run = simulate(trace(*sorted(requests)), [shape, shape], [1.0, 1.0])
     assert (run.ttft_s > 0).all()
     assert (run.done_s >= run.trace.arrival_s + run.ttft_s - 1e-12).all()

@@ -43,6 +43,9 @@ def test_formats(tmp_path, text, gap, inputs, outputs):
             r":3: TIMESTAMP 'noon' is neither seconds nor",
         ),
         ('{"timestamp": 1}\n{', r":2: not JSON"),
+        (MOONCAKE.replace('"input_length": 7322, ', ""), r":2: input_length is missing"),
+        (AZURE.replace(",396,109", ",396"), r":3: GeneratedTokens is missing"),
+        (AZURE + "5,1," + "9" * 200_000 + "\n", r"not CSV: field larger than"),
         ('{"timestamp": 1}\n[1]', r":2: expected an object, got list"),
     ],
 )

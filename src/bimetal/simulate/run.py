@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bimetal.errors import ConfigError
 from bimetal.policy.routing import choose_replica
 from bimetal.simulate.pipeline import SimulatedPipeline
 from bimetal.simulate.replica import SimulatedReplica
@@ -18,6 +19,7 @@ from bimetal.simulate.shapes import ReplicaShape
 from bimetal.simulate.trace import Floats, Ints, Trace
 
 PERCENTILES = (50, 95, 99)
+LEAST_KV_TOKENS = 2
 Mask = NDArray[np.bool_]
 
 
@@ -61,8 +63,19 @@ class ClassResult:
 
 
 def simulate(trace: Trace, shapes: Sequence[ReplicaShape], weights: Sequence[float]) -> Simulation:
-    """Every request through the replica that the policy chooses. Exact and deterministic: the trace holds the randomness."""
+    """Every request through the replica that the policy chooses. Exact and deterministic: the trace holds the randomness.
+
+    ConfigError for an empty trace, or a replica whose cache has no room for a prompt of one token and its answer.
+    """
     size = len(trace)
+    if not size:
+        raise ConfigError("the trace has no requests: give at least one")
+    for i, shape in enumerate(shapes):
+        if shape.kv_tokens < LEAST_KV_TOKENS:
+            raise ConfigError(
+                f"replica {i}: its cache holds {shape.kv_tokens} tokens, and a prompt with its answer has at least "
+                f"{LEAST_KV_TOKENS}: give its smallest stage more memory or fewer layers"
+            )
     first, done = np.full(size, np.nan), np.full(size, np.nan)
     replicas = [
         (SimulatedPipeline if len(shape.clocks) > 1 else SimulatedReplica)(shape, first, done)

@@ -80,9 +80,9 @@ def load_trace(path: Path) -> Trace:
             f"{path}: not text (byte {error.start}): give a trace as CSV or JSON lines"
         ) from error
     is_json = text.lstrip().startswith("{")
-    rows = _json_rows(text, path) if is_json else list(csv.DictReader(text.splitlines()))
+    rows = _json_rows(text, path) if is_json else _csv_rows(text, path)
     if not rows:
-        raise ConfigError(f"{path}: has no requests")
+        raise ConfigError(f"{path}: has no requests: give a line for each, after the names of the columns")
     names = next((names for names in COLUMNS if all(name in rows[0] for name in names)), None)
     if names is None:
         known = " or ".join(", ".join(names) for names in COLUMNS)
@@ -91,6 +91,9 @@ def load_trace(path: Path) -> Trace:
     arrivals, inputs, outputs = [], [], []
     for line, row in enumerate(rows, start=first_line):
         where = f"{path}:{line}"
+        missing = [name for name in names if row.get(name) is None]
+        if missing:
+            raise ConfigError(f"{where}: {missing[0]} is missing: every request has {', '.join(names)}")
         arrivals.append(_seconds(row[names[0]], where, names[0], milliseconds=is_json))
         inputs.append(_tokens(row[names[1]], where, names[1]))
         outputs.append(_tokens(row[names[2]], where, names[2]))
@@ -143,6 +146,13 @@ def merge(traces: Sequence[Trace]) -> Trace:
         names,
         np.concatenate(index)[order],
     )
+
+
+def _csv_rows(text: str, path: Path) -> list[dict[str, str]]:
+    try:
+        return list(csv.DictReader(text.splitlines()))
+    except csv.Error as error:
+        raise ConfigError(f"{path}: not CSV: {error}: give one request a line") from error
 
 
 def _json_rows(text: str, path: Path) -> list[dict[str, object]]:
