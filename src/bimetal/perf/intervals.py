@@ -15,7 +15,7 @@ import numpy as np
 
 from bimetal.perf.crossval import Held
 from bimetal.perf.observations import TARGETS, Target
-from bimetal.perf.scores import Scored, by
+from bimetal.perf.scores import Scored
 from bimetal.perf.validate import label
 
 COVERED_RATIO = 0.9
@@ -49,7 +49,10 @@ def doubt_of(held: Sequence[Held], scale: IntervalScale, unseen: Unseen) -> Doub
     """By target: what must be added in quadrature to cover 90% of the folds' rows."""
     found: Doubt = {}
     for target in TARGETS:
-        folds = by((h for h in held if h.observation.query.target == target), fold_key(unseen))
+        folds: dict[str, list[Held]] = {}
+        for h in held:
+            if h.observation.query.target == target:
+                folds.setdefault(fold_key(unseen)(h), []).append(h)
         missing = [
             (max(h.log_error**2 - _scaled(h, scale) ** 2, 0.0) ** 0.5, 1 / len(fold))
             for fold in folds.values()

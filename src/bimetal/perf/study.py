@@ -116,7 +116,7 @@ def to_calibration(
         effects={effect: effects[effect] for effect in nested},
         draws=draws[:, [column[effect] for effect in nested]],
         models_of_gpu={name: sorted(models) for name, models in models_of_gpu.items()},
-        doubt=dict(doubt or {}),
+        doubt={unseen: dict(halves) for unseen, halves in (doubt or {}).items()},
     )
 
 
