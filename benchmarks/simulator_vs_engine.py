@@ -79,7 +79,7 @@ def main() -> int:
     )
     parser.add_argument("model")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rate", type=float, default=2.0, help="requests per second")
+    parser.add_argument("--rate", type=float, default=0.8, help="requests per second")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -99,7 +99,7 @@ def main() -> int:
         print(f"calibrated on {device.num_samples} samples, median error {device.median_error_ratio:.1%}")
         trace = make_trace(arguments.requests, arguments.rate, arguments.seed)
         ttft, tpot = replay(driver, trace, arguments.seed)
-        budget = driver.max_num_batched_tokens
+        budget, timed = driver.max_num_batched_tokens, tuple(driver.decode_step_s)
     finally:
         driver.stop()
 
@@ -108,7 +108,7 @@ def main() -> int:
     shape = replica_shape(
         plan, plan.replicas[0], lambda a, b: link, max_num_batched_tokens=budget, calibration=calibration
     )
-    run = simulate(trace, [replace(shape, max_num_seqs=MAX_NUM_SEQS)], [1.0])
+    run = simulate(trace, [replace(shape, max_num_seqs=MAX_NUM_SEQS, decode_step_s=timed)], [1.0])
     worst = 0.0
     for name, real, modelled in (("TTFT", ttft, run.ttft_s), ("TPOT", tpot, run.tpot_s)):
         for p in PERCENTILES:

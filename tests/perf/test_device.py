@@ -22,6 +22,7 @@ from bimetal.perf.device import (
 )
 from bimetal.perf.stage_clock import stage_clock
 from bimetal.perf.step_time import StageShape, decode_step
+from bimetal.policy.batching import prompt_chunks
 
 CPU = cpu_spec()
 MODEL = builtin_model("Llama-3.1-8B")
@@ -49,7 +50,11 @@ def samples(noise=0.0):
         for n, context in ((1, 50), (2, 50), (4, 50), (8, 50), (16, 50), (1, 4000), (8, 4000))
     ]
     prompts = [
-        PromptSample(STAGES, tokens, 512, prompt_s(clocks, tokens, 512) * float(np.exp(rng.normal(0, noise))))
+        PromptSample(
+            STAGES,
+            prompt_chunks(tokens, 512, 1),
+            prompt_s(clocks, prompt_chunks(tokens, 512, 1)) * float(np.exp(rng.normal(0, noise))),
+        )
         for tokens in (16, 128, 1000, 4000)
     ]
     return steps, prompts
@@ -72,9 +77,9 @@ def test_steps_between_the_measured_ones_are_predicted():
 
 def test_chunks_follow_each_other_through_the_stages():
     clocks = [stage_clock(shape) for shape in STAGES]
-    whole = prompt_s(clocks, 1000, 1000)
+    whole = prompt_s(clocks, [1000])
     assert whole == pytest.approx(sum(c.step_s(0, 0, 1000, 1000 * 500, 1) for c in clocks))
-    assert max(c.step_s(0, 0, 1000, 1000 * 500, 1) for c in clocks) < prompt_s(clocks, 1000, 250) < whole
+    assert max(c.step_s(0, 0, 1000, 1000 * 500, 1) for c in clocks) < prompt_s(clocks, [250] * 4) < whole
 
 
 def test_files(tmp_path):

@@ -14,6 +14,7 @@ from bimetal.engine.driver.driver import Driver
 from bimetal.perf.device import PromptSample, StepSample
 from bimetal.perf.step_time import StageShape
 from bimetal.plan import Stage
+from bimetal.policy.batching import prompt_chunks
 
 WARM_UP = Workload(1, 16, 8)
 PASSES = 2
@@ -30,13 +31,14 @@ class DeviceSamples:
 
 
 def workloads(max_num_seqs: int, max_model_len: int) -> list[Workload]:
-    """About eight points: one to many sequences at short context, one and some at long context."""
+    """About nine points: one to many sequences at short context, one and some at long context, all at what lies between."""
     long = max_model_len * 2 // 3
     outputs = max(16, min(48, max_model_len // 8))
     sizes = sorted({1, 2, 4, 8, max_num_seqs} & set(range(1, max_num_seqs + 1)))
     points = [Workload(n, 16, outputs) for n in sizes]
     points += [Workload(1, length, outputs) for length in (max_model_len // 8, max_model_len // 3, long)]
     if max_num_seqs >= 2:
+        points.append(Workload(max_num_seqs, max_model_len // 4, outputs))
         points.append(Workload(2, long, outputs))
     return points
 
@@ -60,12 +62,23 @@ def measure(driver: Driver, report: Callable[[str], None] = lambda text: None) -
             size = workload.num_requests / best.num_micro_batches
             context = workload.input_tokens + workload.output_tokens / 2
             pairs = zip(shapes, best.stage_step_s, strict=True)
-            steps += [StepSample(shape, size, context, step_s) for shape, step_s in pairs]
+            # With several micro-batches a stage is also kept by what no stopwatch of its own sees: taking a step up, passing
+            # it on, waiting for one that took longer than most. With one, that is what a hop takes.
+            beside_s = (
+                max(best.boundary_s, 0.0) / best.num_micro_batches if best.num_micro_batches > 1 else 0.0
+            )
+            steps += [StepSample(shape, size, context, step_s + beside_s) for shape, step_s in pairs]
             if workload.num_requests == 1:
                 boundaries.append(best.round_s - sum(best.stage_step_s))
         if workload.num_requests == 1:
             ttft = min(r.ttft_s.p50 for r in results)
-            prompts.append(PromptSample(shapes, workload.input_tokens, driver.max_num_batched_tokens, ttft))
+            chunks = prompt_chunks(
+                workload.input_tokens,
+                driver.max_num_batched_tokens,
+                len(shapes),
+                driver.scheduler.smallest_chunk_tokens,
+            )
+            prompts.append(PromptSample(shapes, chunks, ttft))
         report(str(workload))
     if len(shapes) == 1:
         return DeviceSamples(tuple(steps), tuple(prompts), None)

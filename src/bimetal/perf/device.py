@@ -45,9 +45,8 @@ class PromptSample:
     """Time to first token of one prompt alone, through stages in order, hops taken off."""
 
     shapes: tuple[StageShape, ...]
-    tokens: int
-    budget_tokens: int
-    """Of one step: longer prompts are read in chunks."""
+    chunks: tuple[int, ...]
+    """Tokens of it in each step, as the engine cut it."""
     seconds: float
 
 
@@ -65,17 +64,16 @@ class MeasuredDevice:
     num_samples: int
 
 
-def prompt_s(clocks: Sequence[StageClock], tokens: int, budget_tokens: int) -> float:
+def prompt_s(clocks: Sequence[StageClock], chunks: Sequence[int]) -> float:
     """Chunks follow each other through the stages, each stage busy with one at a time."""
     free = [0.0] * len(clocks)
     done = 0
     end = 0.0
-    while done < tokens:
-        chunk = min(budget_tokens, tokens - done)
-        last = done + chunk == tokens
+    for number, chunk in enumerate(chunks):
+        is_last = number == len(chunks) - 1
         end = 0.0
         for i, clock in enumerate(clocks):
-            end = max(end, free[i]) + clock.step_s(0, 0, chunk, chunk * (done + chunk / 2), float(last))
+            end = max(end, free[i]) + clock.step_s(0, 0, chunk, chunk * (done + chunk / 2), float(is_last))
             free[i] = end
         done += chunk
     return end
@@ -108,9 +106,7 @@ def fit_device(
             shape: clock_of(shape, {term: np.array([v]) for term, v in terms.items()}) for shape in shapes
         }
         values = [clocks[s.shape].step_s(s.num_seqs, s.num_seqs * s.context) for s in steps]
-        values += [
-            prompt_s([clocks[shape] for shape in p.shapes], p.tokens, p.budget_tokens) for p in prompts
-        ]
+        values += [prompt_s([clocks[shape] for shape in p.shapes], p.chunks) for p in prompts]
         return np.log(values)
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -132,6 +132,20 @@ def prefill_chunk(remaining_tokens: int, budget_tokens: int) -> int:
     return min(remaining_tokens, max(budget_tokens, 0))
 
 
+def prompt_chunks(
+    prompt_tokens: int, limit_tokens: int, num_stages: int, smallest_tokens: int = _ENOUGH_CHUNK_TOKENS
+) -> tuple[int, ...]:
+    """How a prompt that has the engine to itself is cut.
+
+    >>> prompt_chunks(700, 512, 1), prompt_chunks(100, 512, 2, 30)
+    ((512, 188), (30, 30, 30, 10))
+    """
+    chunks: list[int] = []
+    while (left := prompt_tokens - sum(chunks)) > 0:
+        chunks.append(prefill_chunk(left, prefill_budget(limit_tokens, left, num_stages, smallest_tokens)))
+    return tuple(chunks)
+
+
 def max_outstanding_steps(num_stages: int, num_micro_batches: int) -> int:
     """Steps issued and not returned: enough to fill the pipeline and run one ahead, no more, so that a new request waits
     behind as little as possible."""

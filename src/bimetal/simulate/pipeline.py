@@ -77,7 +77,9 @@ class SimulatedPipeline:
         self._kv_used = 0
         self._num_steps = 0
         self._tickets = 0
-        self._times = [measured_step_time(clock, n) for clock in shape.clocks]
+        self._times = [fit_step_time(timed) for timed in shape.decode_step_s] or [
+            measured_step_time(clock, n) for clock in shape.clocks
+        ]
         self._quickest_s = max(clock.step_s(1, 0) for clock in shape.clocks)
         self._hop_s = shape.hop_latency_s / len(shape.clocks)
         self._carry_token_s = shape.hop_token_s / (len(shape.clocks) - 1)

@@ -5,7 +5,7 @@ Owns the reading of stages, memory and links. Does not know what arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bimetal.catalog.hardware import CPU, GpuSpec, cpu_spec, find_gpu
@@ -32,6 +32,9 @@ class ReplicaShape:
     max_num_batched_tokens: int
     kv_tokens: int
     """Tokens that the smallest stage's cache holds."""
+    decode_step_s: tuple[Mapping[int, float], ...] = ()
+    """Of each stage by number of sequences, as an engine timed it at its start: its policy decides by these. Empty: by the
+    clocks."""
 
 
 LinkOf = Callable[[str, str], LinkSpec]

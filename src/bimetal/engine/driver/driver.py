@@ -89,6 +89,11 @@ class Driver:
         """Measured at the start: what one boundary adds to a step of one row."""
         return self._stages.hop_s
 
+    @property
+    def decode_step_s(self) -> list[dict[int, float]]:
+        """Of each stage by number of sequences, measured at the start."""
+        return self._stages.decode_step_s
+
     # -- start and stop ---------------------------------------------------------------------------------------------
 
     def start(self, report: Callable[[Loading], None] = lambda _: None) -> Ready:

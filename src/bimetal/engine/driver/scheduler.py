@@ -101,7 +101,8 @@ class Scheduler:
         self.outstanding: dict[int, Issued] = {}
         self._stage_times = list(stage_times)
         self._hop_s = hop_s
-        self._smallest_chunk_tokens = smallest_chunk_tokens(stage_times)
+        self.smallest_chunk_tokens = smallest_chunk_tokens(stage_times)
+        """Of a prompt that is cut to fill the pipeline."""
         self._prefilling: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
         self._arrivals = 0
@@ -258,7 +259,7 @@ class Scheduler:
         free = len(self.table.free_slots)
         known += sum(s.num_tokens for s in islice(self.waiting, free))
         return prefill_budget(
-            limits.max_num_batched_tokens, known, limits.num_stages, self._smallest_chunk_tokens
+            limits.max_num_batched_tokens, known, limits.num_stages, self.smallest_chunk_tokens
         )
 
     def _prefill_chunks(self, budget: int) -> list[Chunk]:
