@@ -23,6 +23,8 @@ from bimetal.units import HOURS_PER_YEAR, KILO, MONTHS_PER_YEAR, WEEKS_PER_YEAR
 
 _STRICT = ConfigDict(extra="forbid")
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+PerSecond = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Kind = Literal["interactive", "batch", "fine-tuning"]
 Objective = Literal["cost", "goodput"]
@@ -43,7 +45,7 @@ class Stock:
     """GPUs are bought and rented in whole nodes of so many."""
     owned: Annotated[int, Field(ge=0)] = 0
     """Of `count`: already paid for, so that only their power costs anything."""
-    price_usd_per_h: NotNegative | None = None
+    price_usd_per_h: Price | None = None
     """Rental, power included. None: `purchase_usd` spread over `amortise_years`, or else the catalogue's three-year rental."""
     purchase_usd: Positive | None = None
     amortise_years: Positive = 4.0
@@ -155,7 +157,7 @@ class DemandClass:
     """CSV or JSON lines, relative to the demand file: rate and lengths come from it."""
     compress: Positive = 1.0
     """Play the trace so many times as fast."""
-    rate_per_s: Positive | None = None
+    rate_per_s: PerSecond | None = None
     """Requests in the peak hour."""
     input_tokens: Positive | None = None
     """Mean; lengths are taken as geometric unless a trace gives them."""
