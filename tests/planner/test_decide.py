@@ -10,7 +10,9 @@ from bimetal.catalog.demand import load_demand, parse_demand
 from bimetal.errors import InfeasibleError
 from bimetal.perf.calibration import published_calibration
 from bimetal.planner.candidates import best_boundaries
+from bimetal.planner.compare import servable_multiple
 from bimetal.planner.decide import FleetPlanner
+from bimetal.planner.decision import _gain
 from bimetal.planner.infeasible import explain
 from bimetal.planner.service import Load, largest_load
 
@@ -187,6 +189,32 @@ def test_n_plus_one_costs_more_and_survives_the_largest_replica():
     largest = max(problem.rate[t, k, 0] for t, k in room)
     assert sum(room.values()) - largest >= problem.wanted[0] * (1 - 1e-6)
     assert found.objective >= cost(text)
+
+
+def test_goodput_is_compared_in_tokens_and_priced_once():
+    """A fleet that serves half of what is asked costs what its half costs, on the draws as well."""
+    text = (
+        BOTH
+        + CHAT.replace("rate_per_s: 60", "rate_per_s: 400")
+        + "objective: goodput\nsite: {budget_usd_per_h: 60}\n"
+    )
+    p = planner(text)
+    plan = p.plan("best of all", simulate=False)
+    assert plan.optimum.chosen.served_ratio[0] < 0.5
+    same = servable_multiple(plan.problem, plan, dict(plan_rates(plan)))
+    assert same == pytest.approx(1.0, rel=0.05)
+    less = replace(
+        plan.optimum.chosen, served_ratio=plan.optimum.chosen.served_ratio * 0.8, usd_per_h=plan.usd_per_h
+    )
+    other = replace(plan, name="all AMD", optimum=replace(plan.optimum, chosen=less))
+    assert _gain(p.demand, plan, other) == "25.0% more output tokens served"
+
+
+def plan_rates(plan):
+    for t, k in plan.optimum.chosen.replicas:
+        for c, rate in enumerate(plan.problem.rate[t, k]):
+            if rate > 0:
+                yield (t, k, c), float(rate)
 
 
 def test_hops_with_an_unknown_tail_serve_no_strict_class():

@@ -47,6 +47,24 @@ def test_the_peak_hour_not_the_mean():
     assert hour.arrival_s[-1] <= 3600
 
 
+def test_batch_work_is_spread_over_its_time_whatever_its_trace_says(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "5,100,10\n" * 99 + "6,1,1\n"
+    )
+    text = TEXT.replace("interactive", "batch").replace("ttft_p99_s: 1, tpot_p99_s: 0.1", "deadline_h: 2")
+    (batch,) = read_traffic(parse_demand(text, "d.yaml"), tmp_path)
+    assert batch.rate_per_s == pytest.approx(100 / 7200)
+    gaps = np.diff(batch.trace.arrival_s)
+    assert gaps == pytest.approx(1 / batch.rate_per_s)
+
+
+def test_a_trace_too_long_for_the_model_says_so(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"50.0% of the requests are longer.* 131072 positions of Llama-3.1-8B"
+    ):
+        trace(tmp_path, ["0,100,10", "1,900000,30"])
+
+
 def test_a_packed_trace_reads_the_same(tmp_path):
     (plain,) = trace(tmp_path, ["0,100,10", "1,300,30"])
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress((tmp_path / "t.csv").read_bytes()))

@@ -251,6 +251,11 @@ def _check_stock(document: Document, demand: Demand) -> None:
         if name in seen:
             raise document.error((*where, "gpu"), f"{name} is given twice: add the counts up")
         seen.add(name)
+        if stock.price_usd_per_h is not None and stock.purchase_usd is not None:
+            raise document.error(
+                (*where, "purchase_usd"),
+                "is given beside price_usd_per_h: GPUs are bought or rented, keep one",
+            )
         if stock.owned > stock.count:
             raise document.error(
                 (*where, "owned"), f"{stock.owned} is more than count {stock.count}: raise count"
@@ -334,6 +339,10 @@ def _check_class(document: Document, demand: Demand, i: int, entry: DemandClass)
     for name in _FOREIGN[entry.kind]:
         if getattr(entry, name):
             raise document.error((*where, name), f"does not go with {entry.kind} work: remove it")
+    if entry.compress != 1.0 and (entry.kind != "interactive" or entry.trace is None):
+        raise document.error(
+            (*where, "compress"), "goes with the trace of interactive work only: remove it, or give a trace"
+        )
     if entry.kind == "fine-tuning":
         known = {stock.spec.name for stock in demand.stock}
         for gpu in entry.gpus:
@@ -346,11 +355,10 @@ def _check_class(document: Document, demand: Demand, i: int, entry: DemandClass)
         return
     models = [model.name for model in demand.models]
     if entry.model not in models:
-        raise document.error(
-            (*where, "model"), f"{entry.model!r} is not under `models`: use one of {', '.join(models)}"
-        )
+        remedy = f"use one of {', '.join(models)}" if models else "add it there"
+        raise document.error((*where, "model"), f"{entry.model!r} is not under `models`: {remedy}")
     if entry.trace is not None:
-        for name in ("rate_per_s", "input_tokens", "output_tokens"):
+        for name in ("rate_per_s", "requests", "input_tokens", "output_tokens"):
             if getattr(entry, name) is not None:
                 raise document.error((*where, name), "is given beside a trace, which has it: keep one")
         return

@@ -67,20 +67,23 @@ def draw_prices(
 
 
 def servable_multiple(problem: Problem, plan: FleetPlan, rate: Rates) -> float:
-    """The largest multiple of the demand that a plan's replicas can serve.
+    """The largest multiple of what a plan serves of the demand that its replicas can serve.
 
-    maximise m  subject to  sum_c z_tkc <= N_tk,  sum_tk rate_tkc z_tkc >= m (wanted_c + lost_c)
+    maximise m  subject to  sum_c z_tkc <= N_tk,  sum_tk rate_tkc z_tkc >= m (wanted_c served_c + lost_c)
     """
     chosen, milp = plan.optimum.chosen, Milp()
     multiple = milp.variables(1, cost=-1.0)
     share = {key: int(milp.variables(1)[0]) for key in rate}
     for (t, k), number in chosen.replicas.items():
         milp.row([([i for (a, b, _), i in share.items() if (a, b) == (t, k)], 1.0)], upper=float(number))
-    for c, wanted in enumerate(problem.wanted):
-        kept = 1 / (1 + chosen.lost_per_s[c] / wanted)
+    served = problem.wanted * chosen.served_ratio
+    for c in np.flatnonzero(served > 0):
         mine = [key for key in rate if key[2] == c]
         milp.row(
-            [([share[key] for key in mine], [rate[key] for key in mine]), (multiple, -wanted / kept)],
+            [
+                ([share[key] for key in mine], [rate[key] for key in mine]),
+                (multiple, -(served[c] + chosen.lost_per_s[c])),
+            ],
             lower=0.0,
         )
     solved = milp.solve(relax=True)

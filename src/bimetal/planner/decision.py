@@ -182,27 +182,40 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
     if len(used) > 1:
         if possible:
             best = min(possible, key=lambda p: _merit(demand, p))
-            saved = 1 - chosen.usd_per_h / best.usd_per_h if best.usd_per_h else 0.0
-            lines.append(f"mixing {' and '.join(used)} pays: {saved:.1%} less per hour than {best.name}")
+            lines.append(f"mixing {' and '.join(used)} pays: {_gain(demand, chosen, best)} than {best.name}")
         elif others:
             lines.append(f"only a mix of {' and '.join(used)} serves this demand from this stock")
     elif others and used:
-        lines.append(f"mixing loses: {used[0]} alone is at least as cheap as any mix that was found")
+        lines.append(
+            f"mixing loses: {used[0]} alone is at least as {_good(demand)} as any mix that was found"
+        )
     split = [g for g in chosen.groups if len(g.template.composition) > 1]
     whole = next((a.plan for a in alternatives if a.name == UNSPLIT and not a.beyond_stock), None)
-    if split and whole is not None and whole.passed and whole.usd_per_h:
-        saved = 1 - chosen.usd_per_h / whole.usd_per_h
-        lines.append(
-            f"replicas over two kinds of GPU pay: {saved:.1%} less per hour than the best without any"
-        )
-    elif not split and chosen.groups:
-        lines.append("replicas over two kinds of GPU lose: one kind each is at least as cheap")
+    if split and whole is not None and whole.passed:
+        gain = _gain(demand, chosen, whole)
+        lines.append(f"replicas over two kinds of GPU pay: {gain} than the best without any")
+    elif not split and chosen.groups and len(demand.stock) > 1:
+        lines.append(f"replicas over two kinds of GPU lose: one kind each is at least as {_good(demand)}")
     blocked = sorted({g.template.not_runnable for g in chosen.groups if g.template.not_runnable})
     if blocked:
         lines.append(f"priced only, cannot be served by bimetal today: {'; '.join(blocked)}")
     if not chosen.passed:
         lines.append("NOT proven: its simulation broke a limit in every round; see the percentiles below")
     return lines
+
+
+def _good(demand: Demand) -> str:
+    return "good" if demand.objective == "goodput" else "cheap"
+
+
+def _gain(demand: Demand, chosen: FleetPlan, other: FleetPlan) -> str:
+    """By how much, in what the objective counts."""
+    if demand.objective == "goodput":
+        if not other.output_tokens_per_s:
+            return "more output tokens served"
+        return f"{chosen.output_tokens_per_s / other.output_tokens_per_s - 1:.1%} more output tokens served"
+    saved = 1 - chosen.usd_per_h / other.usd_per_h if other.usd_per_h else 0.0
+    return f"{saved:.1%} less per hour"
 
 
 def _doubts(chosen: FleetPlan, alternatives: Sequence[Alternative]) -> list[str]:

@@ -17,6 +17,7 @@ from bimetal.units import S_PER_HOUR
 
 SYNTHETIC_REQUESTS = 20_000
 """So many that their mean length is within a percent of what was asked for."""
+MOST_TOO_LONG = 0.01
 WINDOWS = 20
 SHORT_QUANTILE = 0.05
 """Answers so short that one prompt of another request shows in their mean time per token."""
@@ -66,11 +67,25 @@ class Traffic:
 
 def read_traffic(demand: Demand, folder: Path) -> tuple[Traffic, ...]:
     """Every class that sends requests; traces are looked for from `folder`."""
-    return tuple(
-        _traffic(entry, _requests(entry, folder, demand.seed + i))
-        for i, entry in enumerate(demand.demand)
-        if entry.kind != "fine-tuning"
-    )
+    found = []
+    for i, entry in enumerate(demand.demand):
+        if entry.kind != "fine-tuning":
+            trace = _requests(entry, folder, demand.seed + i)
+            if entry.trace is not None:
+                _check_lengths(entry, demand, trace, folder / entry.trace)
+            found.append(_traffic(entry, trace))
+    return tuple(found)
+
+
+def _check_lengths(entry: DemandClass, demand: Demand, trace: Trace, path: Path) -> None:
+    """A few requests that are too long would be refused when served; a model that refuses more is the wrong one."""
+    model = next(m for m in demand.models if m.name == entry.model).spec
+    long = float(np.mean(trace.input_tokens + trace.output_tokens > model.max_position))
+    if long > MOST_TOO_LONG:
+        raise ConfigError(
+            f"{path}: {long:.1%} of the requests are longer, with their answers, than the {model.max_position} positions of "
+            f"{model.name}: take them out, or serve a model with more"
+        )
 
 
 def _requests(entry: DemandClass, folder: Path, seed: int) -> Trace:
@@ -80,8 +95,9 @@ def _requests(entry: DemandClass, folder: Path, seed: int) -> Trace:
             raise ConfigError(
                 f"{folder / entry.trace}: {len(trace)} request(s) at one moment give no rate: give a longer trace"
             )
-        trace = trace.compressed(entry.compress)
-        return busiest_hour(trace) if entry.kind == "interactive" else trace
+        if entry.kind == "interactive":
+            return busiest_hour(trace.compressed(entry.compress))
+        return evenly(trace, (entry.deadline_h or 1.0) * S_PER_HOUR)
     rate = entry.rate_per_s or (entry.requests or 0.0) / ((entry.deadline_h or 1.0) * S_PER_HOUR)
     return poisson_trace(
         SYNTHETIC_REQUESTS, rate, entry.input_tokens or 1.0, entry.output_tokens or 1.0, seed, entry.name
@@ -127,6 +143,12 @@ def busiest_hour(trace: Trace) -> Trace:
         trace.input_tokens[chosen],
         trace.output_tokens[chosen],
     )
+
+
+def evenly(trace: Trace, span_s: float) -> Trace:
+    """The same requests at a constant rate over `span_s`: work with a deadline is spread, whenever it was asked for."""
+    arrivals = np.arange(len(trace)) * (span_s / len(trace))
+    return Trace(arrivals, trace.input_tokens, trace.output_tokens)
 
 
 def _peak(trace: Trace, tokens: Floats) -> float:
