@@ -78,6 +78,17 @@ def test_a_good_file_and_its_prices():
         ("rate_per_s: 10, ", "", r"demand\[0\].rate_per_s: is missing: give it, or a trace"),
         ("rate_per_s: 10", "rate_per_s: 10, trace: t.csv", "is given beside a trace"),
         ("deadline_h: 8", "deadline_h: 8, tpot_p99_s: 1", "does not go with batch work"),
+        (
+            "deadline_h: 8",
+            "deadline_h: 8, compress: 2",
+            r"compress: goes with the trace of interactive work only",
+        ),
+        (
+            "rate_per_s: 10",
+            "rate_per_s: 10, compress: 2",
+            r"compress: goes with the trace of interactive work only",
+        ),
+        ("purchase_usd: 12000", "purchase_usd: 12000, price_usd_per_h: 1", "bought or rented, keep one"),
         ("input_tokens: 1000", "input_tokens: 200000", "more than the 131072 positions"),
         ("name: night", "name: chat", "'chat' is given twice"),
         ("gpu_hours: 100", "gpu_hours: 100, gpus: [B200]", "B200-SXM-180GB is not in stock"),

@@ -101,6 +101,16 @@ def test_json_is_the_only_thing_on_stdout(demand_file):
     assert json.loads(done.stdout)["plan"]["usd_per_h"] > 0
 
 
+def test_what_the_solver_prints_is_not_on_stdout():
+    code = (
+        "import ctypes; from bimetal.cli.plan_stdout import clean_stdout\n"
+        "with clean_stdout(): ctypes.CDLL(None).printf(b'HighsMipSolverData\\n')\n"
+        "print('{}')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{}\n", "HighsMipSolverData\n")
+
+
 def test_a_mix_that_loses_is_said_to_lose(demand_file):
     demand_file.write_text(
         SMALL.replace(
@@ -149,6 +159,10 @@ def test_goodput_under_a_budget(demand_file):
     document = json.loads(run(demand_file, "--json", "--quick"))
     assert 0 < document["plan"]["usd_per_h"] <= 20
     assert document["plan"]["output_tokens_per_s"] < 2000 * 100
+    words = run(demand_file, "--quick").replace("\n", " ")
+    assert "% of what chat asks for is served" in words
+    assert "less per hour" not in words
+    assert "as cheap" not in words
 
 
 def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
@@ -156,6 +170,11 @@ def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
         run(FLEET, "--quick")
     with pytest.raises(BimetalError, match="a folder that exists"):
         run(demand_file, "--quick", "-o", tmp_path / "no" / "x.yaml")
+    with pytest.raises(ConfigError, match="is a folder: give the path of a file in it"):
+        run(demand_file, "--quick", "-o", tmp_path)
+    with pytest.raises(ConfigError, match="would be lost: give another path"):
+        run(demand_file, "--quick", "-o", demand_file)
+    assert demand_file.read_text() == SMALL
     demand_file.write_text(SMALL.replace("count: 8", "count: zero", 1))
     with pytest.raises(ConfigError, match=r"demand.yaml:2: stock\[0\].count"):
         run(demand_file)

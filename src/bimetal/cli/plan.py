@@ -50,6 +50,10 @@ def command(
     for path in (output, html):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{path}: No such folder: give a path in a folder that exists")
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path}: is a folder: give the path of a file in it")
+        if path is not None and path.exists() and file.exists() and path.samefile(file):
+            raise ConfigError(f"{path}: is the file to be planned and would be lost: give another path")
     document = Document.read(file)
     calibration = published_calibration()
     if coefficients is not None:
@@ -63,7 +67,7 @@ def command(
             _plan_replica(document, calibration, output, as_json)
     except OSError as error:
         raise ConfigError(
-            f"{error.filename}: {error.strerror}: give a path in a folder that exists"
+            f"{error.filename}: {error.strerror}: give a path in a folder that may be written to"
         ) from error
 
 
@@ -101,11 +105,15 @@ def _plan_demand(
 
     from bimetal.catalog.demand import check_demand
     from bimetal.cli.plan_document import decision_document, write_plans
+    from bimetal.cli.plan_stdout import clean_stdout
     from bimetal.errors import ConfigError
     from bimetal.planner.decision import decide
 
     try:
-        decision = decide(check_demand(document), folder, calibration, simulate=not quick, explore=not quick)
+        with clean_stdout():
+            decision = decide(
+                check_demand(document), folder, calibration, simulate=not quick, explore=not quick
+            )
     except ModuleNotFoundError as error:
         raise ConfigError(f'{error.name} is not installed: pip install "bimetal[plan]"') from error
     data = decision_document(decision)

@@ -16,6 +16,7 @@ from bimetal.units import KILO, MS_PER_S
 
 BAR = 34
 MOST_EXCLUDED = 6
+LEAST_SHOWN = 5e-4
 MOST_REASONS = 2
 """And the last, which says how much can be served."""
 
@@ -43,6 +44,9 @@ def print_decision(decision: Decision, console: Console | None = None) -> None:
         console.print(
             f"  {group.number} x {group.template.kind}: {escape(group.template.label)}: {served}{mark}"
         )
+    for t, share in zip(decision.planner.traffic, plan.optimum.chosen.served_ratio, strict=True):
+        if share < 1 - LEAST_SHOWN:
+            console.print(f"  {share:.1%} of what {escape(t.name)} asks for is served")
     for job, g in plan.optimum.chosen.jobs.items():
         names = [entry.name for entry in decision.planner.demand.demand if entry.kind == "fine-tuning"]
         number, kind = int(plan.problem.jobs[job, g]), decision.planner.demand.stock[g].spec.name
@@ -118,8 +122,9 @@ def _gpus(decision: Decision, plan: FleetPlan) -> str:
 
 def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     o = plan.optimum
+    better = "better" if decision.planner.demand.objective == "goodput" else "cheaper"
     console.print(
-        f"- {decision.num_templates} templates; no plan of any of them is more than {o.gap_ratio:.2%} cheaper by the "
+        f"- {decision.num_templates} templates; no plan of any of them is more than {o.gap_ratio:.2%} {better} by the "
         f"formulas ({o.seconds:.1f} s, {o.num_core} templates with whole numbers, {o.num_priced_out} priced out)"
     )
     if plan.replays:

@@ -59,7 +59,15 @@ def binding(planner: FleetPlanner, plan: FleetPlan) -> list[str]:
     site = demand.site
     if site.power_cap_w and plan.watts + node_watts > site.power_cap_w:
         found.append("power cap")
-    if site.budget_usd_per_h and plan.usd_per_h > 0.97 * site.budget_usd_per_h:
+    problem = plan.problem
+    nodes_usd = (problem.price_usd_per_h * problem.per_node)[
+        problem.buyable_nodes > plan.optimum.chosen.nodes
+    ]
+    if (
+        site.budget_usd_per_h
+        and plan.usd_per_h + nodes_usd.min(initial=np.inf) > site.budget_usd_per_h
+        and len(nodes_usd)
+    ):
         found.append("budget")
     for r in plan.replays:
         limits = next(t for t in planner.traffic if t.name == r.name)
