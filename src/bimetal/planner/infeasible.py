@@ -121,7 +121,7 @@ def _looser(
         asked = replace(evaluator, traffic=(traffic,), slack=dict(slacks or {}))
         return bool((asked.rates(templates) > 0).any())
 
-    found = []
+    found: list[str] = []
     for ttft, tpot in ((False, True), (True, False), (True, True)):
         if found and ttft and tpot:
             continue

@@ -147,7 +147,7 @@ def busiest_hour(trace: Trace) -> Trace:
 
 def evenly(trace: Trace, span_s: float) -> Trace:
     """The same requests at a constant rate over `span_s`: work with a deadline is spread, whenever it was asked for."""
-    arrivals = np.arange(len(trace)) * (span_s / len(trace))
+    arrivals: Floats = np.arange(len(trace), dtype=np.float64) * (span_s / len(trace))
     return Trace(arrivals, trace.input_tokens, trace.output_tokens)
 
 

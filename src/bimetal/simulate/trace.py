@@ -148,9 +148,9 @@ def merge(traces: Sequence[Trace]) -> Trace:
     )
 
 
-def _csv_rows(text: str, path: Path) -> list[dict[str, str]]:
+def _csv_rows(text: str, path: Path) -> list[dict[str, object]]:
     try:
-        return list(csv.DictReader(text.splitlines()))
+        return [dict(row) for row in csv.DictReader(text.splitlines())]
     except csv.Error as error:
         raise ConfigError(f"{path}: not CSV: {error}: give one request a line") from error
 
