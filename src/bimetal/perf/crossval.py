@@ -76,7 +76,11 @@ def hold_out(
         halves = half_widths(problem, fit, jacobian)
         for i in np.flatnonzero(~left):
             held[int(i)] = Held(problem.observations[i], float(np.exp(logs[i])), float(halves[i]))
-        progress(f"fold {fold}: {int((~left).sum())} left out")
+        errors = [
+            abs(held[int(i)].error_ratio) for i in np.flatnonzero(~left) if problem.targets[i] == "tpot"
+        ]
+        tpot = f", TPOT median error {np.median(errors):.1%}" if errors else ""
+        progress(f"fold {fold}: {int((~left).sum())} left out{tpot}")
     return [held[i] for i in sorted(held)]
 
 

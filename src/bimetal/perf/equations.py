@@ -3,7 +3,8 @@
 A decode step of n sequences with s tokens of context each, on a group of g GPUs with L layers, takes
 
     decode(n, s)  = ( stream(n)^p + multiply(n)^p )^(1/p) + cache(n, s) + reduce(n) + overhead(n)
-    stream(n)     = (dense + head + experts * (1 - (1 - k/E)^(1 + spread (n - 1)))) / (weight_rate * bandwidth)
+    stream(n)     = (dense + head) / (weight_rate * bandwidth)
+                  + experts * (1 - (1 - k/E)^(1 + spread (n - 1))) / (expert_rate * bandwidth)
     multiply(n)   = n * FLOPs / (decode_rate * peak)
     cache(n, s)   = n * s * bytes per token / (cache_rate * bandwidth)
     reduce(n)     = 2 L log2(g) * hop + 2 L * n * payload * 2 (g - 1)/g / (reduce_rate * group bandwidth)
@@ -20,7 +21,10 @@ tokens each of the others reads one prompt:
     TPOT = decode(n, i + o/2) + interference * (n - 1)/(o - 1) * prefill(i)
     TTFT = (1 + first) * prefill(i) + steps * decode + burst * n * prefill(i) + queue for a place in the cache
 
-In a static batch of n, end-to-end = pass(n * i) + (o - 1) * decode(n, i + o/2). Knows no GPU, model or engine by name.
+In a static batch of n, end-to-end = pass(n * i) + (o - 1) * decode(n, i + o/2).
+
+Experts are read at a rate of their own: a grouped product of a few tokens per expert, on weights that are unpacked on the
+way, is another kernel than a dense layer's. Knows no GPU, model or engine by name.
 """
 
 from __future__ import annotations
@@ -37,7 +41,8 @@ ROOFLINE_POWER = 4.0
 REFERENCE_FLOPS_PER_S = 989e12
 
 SHARES = (
-    *("weight_rate", "decode_rate", "cache_rate", "reduce_rate", "prefill_rate", "attend_rate", "spread"),
+    *("weight_rate", "expert_rate", "decode_rate", "cache_rate", "reduce_rate", "prefill_rate"),
+    *("attend_rate", "spread"),
 )
 """Terms that cannot exceed 1."""
 TERMS = (
@@ -76,12 +81,13 @@ def reduce_bytes(w: Work) -> Array:
 def decode_parts(w: Work, c: Coefficients, num_seqs: Array, context: Array) -> StepParts:
     """`num_seqs` sequences, each with `context` tokens in the cache."""
     missed = (1 - w.expert_chance) ** (1 + (num_seqs - 1) * c["spread"])
-    weight_bytes = w.dense_bytes + w.head_bytes + w.expert_bytes * (1 - missed)
+    shared_s = (w.dense_bytes + w.head_bytes) / (c["weight_rate"] * w.bytes_per_s)
+    experts_s = w.expert_bytes * (1 - missed) / (c["expert_rate"] * w.bytes_per_s)
     cache_bytes = w.kv_full_bytes * context + w.kv_windowed_bytes * np.minimum(context, w.window)
     hops = 2 * w.layers * np.log2(w.ranks) * c["hop_s"]
     sent = num_seqs * reduce_bytes(w) / (c["reduce_rate"] * w.group_bytes_per_s)
     return StepParts(
-        weights_s=weight_bytes / (c["weight_rate"] * w.bytes_per_s),
+        weights_s=shared_s + experts_s,
         multiply_s=num_seqs * (w.flops_per_token + w.head_flops) / (c["decode_rate"] * w.flops_per_s),
         cache_s=num_seqs * cache_bytes / (c["cache_rate"] * w.bytes_per_s),
         network_s=hops + sent,

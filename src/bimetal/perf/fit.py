@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.sparse import csr_array
 
 from bimetal.perf.hierarchy import Design, build_design
 from bimetal.perf.observations import TARGETS, Observation, Predictor
@@ -133,8 +134,9 @@ class FitProblem:
 
     def _precision(self, jacobian: Array, weights: Array, sds: Array) -> Array:
         """Of the active effects."""
-        scaled = jacobian * np.sqrt(weights)[:, None]
-        precision: Array = scaled.T @ scaled
+        rows = csr_array(jacobian)  # each touches only the few effects that its terms add up
+        weighted = rows.multiply(weights[:, None])
+        precision: Array = (rows.T @ weighted).toarray()
         precision[np.diag_indices_from(precision)] += 1 / sds[self._active] ** 2
         return precision
 

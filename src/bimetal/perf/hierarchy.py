@@ -7,8 +7,8 @@ has (the die, the engine family on that die, the model, ...). Effects are drawn 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,50 +47,78 @@ def _proportion(p: ServingPoint) -> str:
     return "long answers" if p.output_tokens > 4 * p.input_tokens else "even"
 
 
+CAP = 4.0
+"""How sharply a share stops at 1. Below 0.7 effects multiply it, as losses do; with 1, a logit, an effect at 0.85 would
+hardly show, and the fit would rather believe in slow memory, and in a correction that undoes it."""
+TYPICAL_SD = 0.15
+"""Of an effect on the logarithm, before the data say more."""
+SLIGHT_SD = 0.02
+"""Of a correction that physics should make needless."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prior:
     """Of one term: its typical value, how far the common effect may be from it, the levels it varies with.
 
-    Effects add up on the term's own scale: the logarithm, or for a share that cannot exceed 1 its logit.
+    Effects add up on the term's own scale: the logarithm, or for a share one that bends to stay below 1.
     """
 
     typical: float
     sd: float
     levels: tuple[str, ...]
     is_share: bool = False
+    wide: Mapping[str, float] = field(default_factory=dict)
+    """Levels whose effects are known to differ by more than `TYPICAL_SD`."""
+    slight: bool = False
 
     @property
     def mean(self) -> float:
-        return float(np.log(self.typical / (1 - self.typical) if self.is_share else self.typical))
+        if self.is_share:
+            return float(-np.log(self.typical**-CAP - 1) / CAP)
+        return float(np.log(self.typical))
 
     def value(self, sum_of_effects: NDArray[np.float64]) -> NDArray[np.float64]:
         """From the term's scale to its coefficient."""
-        grown = np.exp(sum_of_effects)
-        coefficient: NDArray[np.float64] = grown / (1 + grown) if self.is_share else grown
-        return coefficient
+        if self.is_share:
+            share: NDArray[np.float64] = (1 + np.exp(-CAP * sum_of_effects)) ** (-1 / CAP)
+            return share
+        return np.exp(sum_of_effects)
 
-    @property
-    def level_sd(self) -> float:
+    def level_sd(self, level: str) -> float:
         """Where the fit starts; it finds its own for each level."""
-        return min(self.sd, 0.4 if self.is_share else 0.15)
+        return SLIGHT_SD if self.slight else self.wide.get(level, TYPICAL_SD)
 
 
-_RATE_LEVELS = ("die", "gpu", "engine/die", "engine/format", "engine/model", "version")
+_GEMM_LEVELS = ("die", "engine/format", "engine/die/format", "engine/model", "version")
+"""Matrix products are kernels, and those are written for a die and a number format: what one format reaches on a die
+says little of another's there."""
 PRIORS: dict[str, Prior] = {
-    "weight_rate": Prior(0.8, 0.3, (*_RATE_LEVELS, "model"), is_share=True),
-    "decode_rate": Prior(
-        0.6, 0.4, ("die", "engine/die", "engine/format", "engine/model", "version"), is_share=True
+    "weight_rate": Prior(0.85, 0.3, (*_GEMM_LEVELS, "gpu", "model"), is_share=True),
+    "expert_rate": Prior(
+        *(0.6, 0.4, ("die", "engine", "engine/die/format", "model", "version")),
+        is_share=True,
+        wide={
+            "engine/die/format": 0.4
+        },  # weights of 4 bits are unpacked on some dies, multiplied as they are on others
     ),
-    "cache_rate": Prior(0.7, 0.4, ("die", "cache", "engine/die", "model", "version"), is_share=True),
-    "reduce_rate": Prior(0.5, 0.5, ("die", "engine"), is_share=True),
-    "prefill_rate": Prior(0.5, 0.4, _RATE_LEVELS, is_share=True),
-    "attend_rate": Prior(0.3, 0.5, ("die", "engine"), is_share=True),
+    "decode_rate": Prior(0.6, 0.4, _GEMM_LEVELS, is_share=True),
+    "cache_rate": Prior(0.7, 0.3, ("die", "cache", "engine/die", "model", "version"), is_share=True),
+    "reduce_rate": Prior(0.5, 0.4, ("die", "engine"), is_share=True),
+    "prefill_rate": Prior(0.5, 0.4, (*_GEMM_LEVELS, "gpu"), is_share=True),
+    "attend_rate": Prior(0.3, 0.6, ("die", "engine"), is_share=True),
     "spread": Prior(0.7, 1.0, ("model",), is_share=True),
-    "gain": Prior(0.4, 0.3, ()),
-    "hop_s": Prior(5e-6, 0.7, ("die", "engine/die", "engine/model")),
+    "gain": Prior(0.2, 1.0, ()),
+    "hop_s": Prior(4e-6, 0.7, ("die", "engine/die", "engine/model")),
     "step_s": Prior(5e-4, 1.0, ("engine", "engine/model")),
-    "layer_s": Prior(6e-5, 0.3, ("die", "engine", "engine/model", "version")),
-    "router_s": Prior(1e-5, 1.0, ("engine", "model")),
+    "layer_s": Prior(
+        *(4e-5, 0.7, ("die", "engine", "engine/model", "engine/die/format", "version")),
+        wide={
+            "engine": 1.0
+        },  # replaying a captured graph, or launching every kernel from Python: a factor of 8
+    ),
+    "router_s": Prior(
+        *(2e-5, 1.0, ("engine", "model", "engine/die/format")), wide={"engine": 0.5, "engine/die/format": 0.5}
+    ),
     "sequence_s": Prior(1e-5, 1.0, ("engine", "model", "version")),
     "prompt_s": Prior(2e-3, 1.0, ("engine", "model")),
     "interference": Prior(1.0, 0.3, ("engine", "engine/model", "version")),
@@ -98,12 +126,12 @@ PRIORS: dict[str, Prior] = {
     "steps": Prior(2.0, 1.0, ("setting", "setting/proportion")),
     "burst": Prior(0.08, 1.0, ("setting", "setting/proportion")),
     "fill": Prior(0.7, 0.4, ("engine", "setting")),
-    "tpot_bias": Prior(
-        1.0, 0.02, ("engine/model", "engine/die/format", "engine/ranks", "version", "version/model")
-    ),
-    "ttft_bias": Prior(1.0, 0.2, ("engine/model", "engine/die/format", "setting/proportion", "version")),
-    "rate_bias": Prior(1.0, 0.2, ("setting/regime", "engine/model", "engine/die/format", "version")),
+    "tpot_bias": Prior(1.0, 0.005, ("engine/model", "version", "version/model"), slight=True),
+    "ttft_bias": Prior(1.0, 0.3, ("engine/model", "engine/die/format", "setting/proportion", "version")),
+    "rate_bias": Prior(1.0, 0.3, ("setting/regime", "engine/model", "engine/die/format", "version")),
 }
+"""TPOT has no free correction: one that was common to an engine on a die, or to a number of ranks, made every other term a
+third too slow and undid it, which a model or a die that was never seen does not share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +156,9 @@ class Design:
 
     @property
     def first_sds(self) -> NDArray[np.float64]:
-        return np.array([PRIORS[e.term].level_sd if e.level else PRIORS[e.term].sd for e in self.effects])
+        return np.array(
+            [PRIORS[e.term].level_sd(e.level) if e.level else PRIORS[e.term].sd for e in self.effects]
+        )
 
 
 def build_design(points: Sequence[ServingPoint], known: Sequence[Effect] = ()) -> Design:

@@ -2,17 +2,20 @@
 
 Owns two corrections to what a fit claims of itself. Where a GPU and a model were measured together, its widths are scaled,
 per vendor and target. Where they were not, all rows of the pair are wrong together, by an error that no row inside the fit
-can show: its half-width is taken from folds that left out whole pairs or GPUs, and added in quadrature. Each fold counts
-alike, however many rows it has. Knows no model of the error.
+can show: its size is taken from folds that left out whole pairs or GPUs, and added in quadrature. Each fold counts alike,
+however many rows it has. Needs scipy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
+from scipy.stats import t as student
 
+from bimetal.perf.calibration import NORMAL_90
 from bimetal.perf.crossval import Held
 from bimetal.perf.observations import TARGETS, Target
 from bimetal.perf.scores import Scored
@@ -46,19 +49,28 @@ def fold_key(unseen: Unseen) -> Callable[[Held], str]:
 
 
 def doubt_of(held: Sequence[Held], scale: IntervalScale, unseen: Unseen) -> Doubt:
-    """By target: what must be added in quadrature to cover 90% of the folds' rows."""
+    """By target: the half-width of the error that a fold's rows share.
+
+    A random effect per fold: its variance is what the folds' mean squared errors exceed the fit's own variance by, on
+    average over the folds. It is known from a handful of folds only, so that Student's t with as many degrees of freedom
+    takes the place of the normal distribution.
+    """
     found: Doubt = {}
     for target in TARGETS:
         folds: dict[str, list[Held]] = {}
         for h in held:
             if h.observation.query.target == target:
                 folds.setdefault(fold_key(unseen)(h), []).append(h)
-        missing = [
-            (max(h.log_error**2 - _scaled(h, scale) ** 2, 0.0) ** 0.5, 1 / len(fold))
+        if not folds:
+            found[target] = 0.0
+            continue
+        excess = [
+            max(0.0, fmean(h.log_error**2 - (_scaled(h, scale) / NORMAL_90) ** 2 for h in fold))
             for fold in folds.values()
-            for h in fold
         ]
-        found[target] = round(_weighted_quantile(missing, COVERED_RATIO), 3)
+        found[target] = round(
+            float(student.ppf(0.5 + COVERED_RATIO / 2, len(folds)) * fmean(excess) ** 0.5), 3
+        )
     return found
 
 
@@ -81,12 +93,3 @@ def to_scored(held: Sequence[Held], scale: IntervalScale, unseen: Unseen | None 
 def _scaled(h: Held, scale: IntervalScale) -> float:
     query = h.observation.query
     return h.half_width * scale.get(query.point.gpu.vendor, {}).get(query.target, 1.0)
-
-
-def _weighted_quantile(values: Sequence[tuple[float, float]], ratio: float) -> float:
-    """The least value that at least `ratio` of the weight does not exceed; 0 of nothing. `values`: (value, weight)."""
-    if not values:
-        return 0.0
-    size, weight = np.array(sorted(values)).T
-    reached = np.cumsum(weight) / weight.sum()
-    return float(size[min(int(np.searchsorted(reached, ratio - 1e-9)), len(size) - 1)])

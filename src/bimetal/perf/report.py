@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from statistics import fmean
+from itertools import combinations
+from statistics import fmean, median
 
 from bimetal.perf.calibration import Calibration
 from bimetal.perf.measurements import MeasurementSet
 from bimetal.perf.scores import Scored, Summary, by, summarise
 
 LEAST_ROWS = 30
+LEAST_SHARED = 8
 WORST_GROUPS = 15
 WORST_ROWS = 20
 
@@ -57,6 +59,7 @@ def accuracy_report(
         table("vendor", by(_tpot(gpu_model), lambda s: s.vendor)),
         "The same by engine and weight format: `bias` beside `median` says how much of an error is a common shift.\n",
         table("GPU, model, engine, format", by(_tpot(gpu_model), _gpu_model_kernels)),
+        *_measured_ratios(rows),
     ]
     whole = {g: s for g, s in by(_tpot(gpu), lambda s: s.gpu).items() if len(s) >= LEAST_ROWS}
     macro = fmean(summarise(s).mean_error_ratio for s in whole.values())
@@ -86,6 +89,34 @@ def _gpu_model(s: Scored) -> str:
 
 def _gpu_model_kernels(s: Scored) -> str:
     return f"{_gpu_model(s)}, {s.engine}, {s.shape.split()[0]}"
+
+
+def _measured_ratios(rows: MeasurementSet) -> list[str]:
+    """What no model can carry from one model to another: the same two GPUs, and how much faster one measured."""
+    points: dict[tuple[object, ...], dict[str, float]] = {}
+    for m in rows.measurements:
+        p = m.point
+        if m.tpot_s and p.regime == "closed-loop" and not m.disaggregated and not m.power_capped:
+            shape = (p.tensor_parallel, p.input_tokens, p.output_tokens, p.concurrency)
+            kind = (f"{p.engine}, {p.model.name}, {p.weight_format}", *shape)
+            points.setdefault(kind, {})[p.gpu.name] = m.tpot_s
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for (kind, *_), by_gpu in points.items():
+        for a, b in combinations(sorted(by_gpu), 2):
+            ratios.setdefault((f"{b} / {a}", str(kind)), []).append(by_gpu[b] / by_gpu[a])
+    lines = [
+        f"| {pair} | {kind} | {len(found)} | {median(found):.2f} |"
+        for (pair, kind), found in sorted(ratios.items())
+        if len(found) >= LEAST_SHARED
+    ]
+    if not lines:
+        return []
+    head = "| GPUs | engine, model, format | n | TPOT ratio |\n| --- | --- | --: | --: |"
+    return [
+        "What stands behind them: measured TPOT of one GPU over another's at equal shapes, concurrency and ranks. Where "
+        "the ratio differs between models or engines, kernels decide, and those of one model tell little of another's.\n",
+        "\n".join([head, *lines, ""]),
+    ]
 
 
 def _data(rows: MeasurementSet, calibration: Calibration) -> str:

@@ -89,11 +89,10 @@ def clock_columns(shapes: Sequence[StageShape], c: Coefficients) -> dict[str, Ar
     short, long = (prefill_s(work, c, n * one) for n in (1.0, 2.0))
     prompt_s = c["prompt_s"]
     score_s = np.maximum(0.0, long - prompt_s - 2 * (short - prompt_s))  # i^2 / 2 pairs: (4 - 2) / 2 = 1
-    streamed = c["weight_rate"] * work.bytes_per_s
     return {
         "fixed_s": still.overhead_s + still.network_s,
-        "dense_s": (work.dense_bytes + work.head_bytes) / streamed,
-        "experts_s": work.expert_bytes / streamed,
+        "dense_s": (work.dense_bytes + work.head_bytes) / (c["weight_rate"] * work.bytes_per_s),
+        "experts_s": work.expert_bytes / (c["expert_rate"] * work.bytes_per_s),
         "expert_miss": 1 - work.expert_chance,
         "spread": c["spread"],
         "multiply_s": moving.multiply_s,

@@ -50,8 +50,6 @@ def run_study(rows: MeasurementSet, date: str, progress: Callable[[str], None]) 
     progress(f"fitting {len(problem.design.effects)} effects to {len(problem.observations)} observations")
     main = problem.fit(~apart, rounds=FIT_ROUNDS)
     fit = problem.extend(main, np.ones(len(apart), bool), apart) if apart.any() else main
-    shape = hold_out(problem, shape_folds(problem), fit, lambda text: progress(f"by shape, {text}"), apart)
-    scale = interval_scale([h for h in shape if h.observation.query.point.model.name not in APART])
     gpu_model = hold_out(
         problem,
         _without(gpu_model_folds(problem), apart),
@@ -62,6 +60,8 @@ def run_study(rows: MeasurementSet, date: str, progress: Callable[[str], None]) 
     gpu = hold_out(
         problem, _without(gpu_folds(problem), apart), fit, lambda text: progress(f"by GPU, {text}"), apart
     )
+    shape = hold_out(problem, shape_folds(problem), fit, lambda text: progress(f"by shape, {text}"), apart)
+    scale = interval_scale([h for h in shape if h.observation.query.point.model.name not in APART])
     doubt: dict[Unseen, Doubt] = {
         "pair": doubt_of(gpu_model, scale, "pair"),
         "gpu": doubt_of(gpu, scale, "gpu"),
