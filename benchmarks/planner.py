@@ -40,9 +40,7 @@ def measure(path: Path, scale: float) -> dict[str, object]:
     candidates = planner.candidates()
     enumerated = perf_counter()
     problem, optimum = planner.solve(candidates, gap=GAP, time_limit_s=max(1.0, 9.5 - (enumerated - started)))
-    gpus = sum(
-        number * problem.usage[t].sum() for (t, _), number in optimum.chosen.replicas.items()
-    )
+    gpus = sum(number * problem.usage[t].sum() for (t, _), number in optimum.chosen.replicas.items())
     return {
         "templates": len(candidates),
         "gpus": int(gpus),
@@ -56,7 +54,9 @@ def measure(path: Path, scale: float) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scales", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0])
     parser.add_argument("--file", type=Path, default=EXAMPLE)
     parser.add_argument("--one", type=float, help=argparse.SUPPRESS)
@@ -64,7 +64,9 @@ def main() -> None:
     if arguments.one is not None:
         print(json.dumps(measure(arguments.file, arguments.one)))
         return
-    print("| demand | GPUs in use | templates | enumerate s | solve s | total s | gap | in the program | $/h |")
+    print(
+        "| demand | GPUs in use | templates | enumerate s | solve s | total s | gap | in the program | $/h |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for scale in arguments.scales:
         command = [sys.executable, __file__, "--one", str(scale), "--file", str(arguments.file)]
