@@ -97,9 +97,8 @@ PRIORS: dict[str, Prior] = {
     "expert_rate": Prior(
         *(0.6, 0.4, ("die", "engine", "engine/die/format", "model", "version")),
         is_share=True,
-        wide={
-            "engine/die/format": 0.4
-        },  # weights of 4 bits are unpacked on some dies, multiplied as they are on others
+        # weights of 4 bits are unpacked on some dies, multiplied as they are on others
+        wide={"engine/die/format": 0.4},
     ),
     "decode_rate": Prior(0.6, 0.4, _GEMM_LEVELS, is_share=True),
     "cache_rate": Prior(0.7, 0.3, ("die", "cache", "engine/die", "model", "version"), is_share=True),
@@ -112,9 +111,8 @@ PRIORS: dict[str, Prior] = {
     "step_s": Prior(5e-4, 1.0, ("engine", "engine/model")),
     "layer_s": Prior(
         *(4e-5, 0.7, ("die", "engine", "engine/model", "engine/die/format", "version")),
-        wide={
-            "engine": 1.0
-        },  # replaying a captured graph, or launching every kernel from Python: a factor of 8
+        # replaying a captured graph, or launching every kernel from Python: a factor of 8
+        wide={"engine": 1.0},
     ),
     "router_s": Prior(
         *(2e-5, 1.0, ("engine", "model", "engine/die/format")), wide={"engine": 0.5, "engine/die/format": 0.5}

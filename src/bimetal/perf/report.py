@@ -93,20 +93,20 @@ def _gpu_model_kernels(s: Scored) -> str:
 
 def _measured_ratios(rows: MeasurementSet) -> list[str]:
     """What no model can carry from one model to another: the same two GPUs, and how much faster one measured."""
-    points: dict[tuple[object, ...], dict[str, float]] = {}
+    points: dict[tuple[str, tuple[object, ...]], dict[str, float]] = {}
     for m in rows.measurements:
         p = m.point
         if m.tpot_s and p.regime == "closed-loop" and not m.disaggregated and not m.power_capped:
             shape = (p.tensor_parallel, p.input_tokens, p.output_tokens, p.concurrency)
-            kind = (f"{p.engine}, {p.model.name}, {p.weight_format}", *shape)
-            points.setdefault(kind, {})[p.gpu.name] = m.tpot_s
+            kernels = f"{p.engine}, {p.model.name}, {p.weight_format}"
+            points.setdefault((kernels, shape), {})[p.gpu.name] = m.tpot_s
     ratios: dict[tuple[str, str], list[float]] = {}
-    for (kind, *_), by_gpu in points.items():
+    for (kernels, _), by_gpu in points.items():
         for a, b in combinations(sorted(by_gpu), 2):
-            ratios.setdefault((f"{b} / {a}", str(kind)), []).append(by_gpu[b] / by_gpu[a])
+            ratios.setdefault((f"{b} / {a}", kernels), []).append(by_gpu[b] / by_gpu[a])
     lines = [
-        f"| {pair} | {kind} | {len(found)} | {median(found):.2f} |"
-        for (pair, kind), found in sorted(ratios.items())
+        f"| {pair} | {kernels} | {len(found)} | {median(found):.2f} |"
+        for (pair, kernels), found in sorted(ratios.items())
         if len(found) >= LEAST_SHARED
     ]
     if not lines:
