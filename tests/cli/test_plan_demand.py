@@ -138,9 +138,10 @@ def test_what_the_engine_runs_is_written_as_its_plan(demand_file, tmp_path):
 
 
 def test_what_the_engine_cannot_run_is_marked_and_not_written(demand_file, tmp_path):
-    demand_file.write_text(SMALL.replace("{name: Llama-3.1-8B}", "{name: Llama-3.1-8B, dtype: float8}"))
+    demand_file.write_text(SMALL.replace("Llama-3.1-8B", "gpt-oss-120b"))
     output = run(demand_file, "--quick", "-o", tmp_path / "out.yaml")
     assert "priced only" in output
+    assert "the engine does not know gpt-oss-120b" in output.replace("\n", " ")
     assert not list(tmp_path.glob("out-*.yaml"))
 
 

@@ -13,7 +13,7 @@ from bimetal.catalog.demand import ServedModel, Stock
 from bimetal.catalog.hardware import GpuSpec
 
 TemplateKind = Literal["replica", "layer split", "prefill/decode", "expert split", "attention/expert split"]
-ENGINE_DTYPES = ("bfloat16", "float16", "float32")
+ENGINE_DTYPES = ("bfloat16", "float16", "float32", "float8")
 
 
 @dataclass(frozen=True, slots=True)
