@@ -186,7 +186,9 @@ def test_the_readmes_example():
     example = Path(__file__).parents[2] / "examples" / "plans" / "azure-70b.yaml"
     document = json.loads(run(example, "--json", "--quick"))
     plan, alternatives = document["plan"], document["alternatives"]
-    assert [a["name"] for a in alternatives] == ["best of all", "all NVIDIA", "all AMD", "unsplit mix"]
+    names = [a["name"] for a in alternatives]
+    assert names[:4] == ["best of all", "all NVIDIA", "all AMD", "unsplit mix"]
+    assert names[4:] in ([], ["runs on bimetal today"])
     for a in alternatives:
         assert a["reasons"] or a["usd_per_h"] >= plan["usd_per_h"]
         assert bool(a["beyond_stock"]) <= any("binds" in reason for reason in a["reasons"])
