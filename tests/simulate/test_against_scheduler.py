@@ -5,6 +5,7 @@ import pytest
 from dry_engine import run_dry
 
 from bimetal.perf.stage_clock import StageClock
+from bimetal.simulate.pipeline import SimulatedPipeline
 from bimetal.simulate.run import simulate
 from bimetal.simulate.shapes import ReplicaShape
 from bimetal.simulate.trace import Trace
@@ -90,3 +91,18 @@ def test_a_small_cache_preempts_and_loses_nobody() -> None:
     assert run.num_preemptions > 0
     assert np.isfinite(run.done_s).all()
     assert (run.ttft_s > 0).all()
+
+
+def test_a_slot_that_changed_hands_gets_no_token_of_its_former_owner() -> None:
+    shape = ReplicaShape(
+        (gpu_clock(0.5),) * 2, 0.001, 1e-7, max_num_seqs=1, max_num_batched_tokens=4096, kv_tokens=6_000
+    )
+    first, done = np.full(2, np.nan), np.full(2, np.nan)
+    pipeline = SimulatedPipeline(shape, first, done)
+    pipeline.submit(0, 10, 5, at_s=0.0)
+    ends_s = pipeline.next_change_s
+    pipeline._leave(0)  # as a pre-emption does while the step that ends its prompt is under way
+    pipeline.submit(1, 2000, 5, at_s=0.0)
+    pipeline.advance(np.inf)
+    assert np.isnan(first[0])
+    assert first[1] > ends_s

@@ -69,7 +69,7 @@ def measure(driver: Driver, report: Callable[[str], None] = lambda text: None) -
             )
             steps += [StepSample(shape, size, context, step_s + beside_s) for shape, step_s in pairs]
             if workload.num_requests == 1:
-                boundaries.append(best.round_s - sum(best.stage_step_s))
+                boundaries.append(best.boundary_s)
         if workload.num_requests == 1:
             ttft = min(r.ttft_s.p50 for r in results)
             chunks = prompt_chunks(

@@ -215,10 +215,8 @@ class SimulatedPipeline:
             if self._kv_used + prompt.tokens + 1 > shape.kv_tokens:
                 if self._kv_used:
                     break
-                prompt.tokens, prompt.outputs_left = (
-                    shape.kv_tokens - 1,
-                    1,
-                )  # alone it runs as far as there is room
+                prompt.tokens = shape.kv_tokens - 1  # alone it still runs, as far as the cache reaches
+                prompt.outputs_left = 1
             size = prefill_chunk(prompt.tokens, budget)
             chunks.append((self._admit(self._waiting.popleft()), size))
             budget -= size
@@ -273,14 +271,13 @@ class SimulatedPipeline:
     def _take_in(self, step: _Step) -> None:
         """Every row's token."""
         rows = np.concatenate((step.decodes, np.array(step.finished, np.intp)))
-        same = self._ticket[rows] == step.tickets
-        rows = rows[same]
+        is_same = self._ticket[rows] == step.tickets
+        read = self._request[rows[len(step.decodes) :][is_same[len(step.decodes) :]]]
+        rows = rows[is_same]
         self._in_flight[rows] -= 1
         self._to_come[rows] -= 1
-        for slot in step.finished:
-            request = self._request[slot]
-            if np.isnan(self._first_token_s[request]):
-                self._first_token_s[request] = step.done_s
+        # Who was pre-empted meanwhile has lost it, and whoever took the slot has got nothing yet.
+        self._first_token_s[read] = np.fmin(self._first_token_s[read], step.done_s)
         ended = rows[self._to_come[rows] <= 0]
         self._done_s[self._request[ended]] = step.done_s
         self.num_unfinished -= len(ended)
