@@ -1,12 +1,9 @@
 """The Triton kernels, run by Triton's interpreter on the CPU, agree with the torch reference."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreting import interpret
 from kernel_agreement import CASES
 from remembered import remembered
 
@@ -23,29 +20,10 @@ TOLERANCES = {"float32": 1e-4, "bfloat16": 2e-2}
 @pytest.fixture(scope="module")
 def errors(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
     """By dtype and case."""
-    found: dict[str, dict[str, float]] = remembered(request.config, "interpreter", interpret)
+    found: dict[str, dict[str, float]] = remembered(
+        request.config, "interpreter", lambda: interpret(PROGRAM, TOLERANCES, NAMES)
+    )
     return found
-
-
-def interpret() -> dict[str, dict[str, float]]:
-    """One interpreting process a dtype, side by side."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    running = {
-        dtype: subprocess.Popen(
-            [sys.executable, str(PROGRAM), dtype, *NAMES],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for dtype in TOLERANCES
-    }
-    results = {}
-    for dtype, process in running.items():
-        output, complaints = process.communicate(timeout=400)
-        assert process.returncode == 0, complaints
-        results[dtype] = json.loads(output.splitlines()[-1])
-    return results
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

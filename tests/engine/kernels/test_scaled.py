@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreting import interpret
 from kernel_agreement import error
 from remembered import remembered
 from scaled_agreement import BY_ROW, CASES, scaled
@@ -30,28 +27,9 @@ QUANTISED = {("bfloat16", "row"): 0.1, ("bfloat16", "row-many"): 0.1}
 @pytest.fixture(scope="module")
 def errors(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
     """By dtype and case."""
-    found: dict[str, dict[str, float]] = remembered(request.config, "scaled", interpret)
-    return found
-
-
-def interpret() -> dict[str, dict[str, float]]:
-    """One interpreting process a dtype, side by side."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    running = {
-        dtype: subprocess.Popen(
-            [sys.executable, str(PROGRAM), dtype],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for dtype in TOLERANCES
-    }
-    found = {}
-    for dtype, process in running.items():
-        output, complaints = process.communicate(timeout=200)
-        assert process.returncode == 0, complaints
-        found[dtype] = json.loads(output.splitlines()[-1])
+    found: dict[str, dict[str, float]] = remembered(
+        request.config, "scaled", lambda: interpret(PROGRAM, TOLERANCES)
+    )
     return found
 
 
