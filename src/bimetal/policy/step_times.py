@@ -12,6 +12,9 @@ import numpy as np
 
 from bimetal.policy.batching import StepTime
 
+TIMED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Numbers of sequences at which a stage times its decode steps before it serves."""
+
 
 def fit_step_time(measured_s: Mapping[int, float]) -> StepTime:
     """Least squares of a + b n in relative error, a and b not negative. `measured_s`: seconds by number of sequences.

@@ -26,12 +26,11 @@ from bimetal.policy.batching import (
     prefill_chunk,
     smallest_chunk_tokens,
 )
-from bimetal.policy.step_times import fit_step_time
+from bimetal.policy.step_times import TIMED_SIZES, fit_step_time
 from bimetal.simulate.replica import Prompt
 from bimetal.simulate.shapes import ReplicaShape
 
 _CONTEXT_TOKENS = 128
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,5 +313,5 @@ class SimulatedPipeline:
 
 def measured_step_time(clock: StageClock, max_num_seqs: int) -> StepTime:
     """Of a stage as its engine would have measured it: at a few sizes and short context."""
-    sizes = [n for n in _SIZES if n <= max_num_seqs]
+    sizes = [n for n in TIMED_SIZES if n <= max_num_seqs]
     return fit_step_time({n: clock.step_s(n, n * _CONTEXT_TOKENS) for n in sizes})

@@ -21,7 +21,7 @@ from bimetal.engine.wire.step import encode_sampled
 
 PIECE_BYTES = 1 << 20
 _AT_ONCE_BYTES = 128 << 10
-"""Fits any socket's buffer, so that sending it waits for nobody."""
+"""Fits a socket's buffer, so that sending it waits for nobody (over NIXL it may wait for a place in the peer's ring)."""
 
 
 @dataclass(frozen=True, slots=True)

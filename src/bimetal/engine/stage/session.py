@@ -25,6 +25,7 @@ from bimetal.engine.wire.control import LoadStage, StageLoaded
 from bimetal.engine.wire.options import KernelChoice
 from bimetal.engine.wire.step import MAX_SCORED_TOKENS
 from bimetal.errors import StageError
+from bimetal.policy.step_times import TIMED_SIZES
 from bimetal.units import GIB, format_bytes
 
 _CPU_KV_CACHE_BYTES = GIB
@@ -185,7 +186,7 @@ class StageSession:
         if self.device.is_gpu and not load.enforce_eager and load.kernels != "torch":
             runner.capture()
         self.watch = StageWatch(self.model, runner, self.device, self.dtype)
-        sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if n <= load.max_num_seqs]
+        sizes = [n for n in TIMED_SIZES if n <= load.max_num_seqs]
         times = runner.warm_up(sizes)
         inputs, outbox = join_edges()
         ring = None
