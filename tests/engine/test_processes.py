@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,7 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stage_children(pid: int) -> list[psutil.Process]:
     """Of the process itself: a server that other tests still use has stages of its own."""
-    return [c for c in psutil.Process(pid).children() if "bimetal.engine.stage.child" in c.cmdline()]
+    found = []
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, perhaps not yet waited for
+            if "bimetal.engine.stage.child" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def _poll_for_ever(driver: Driver, timeout_s: float = 1.0) -> None:
