@@ -33,6 +33,10 @@ class HostCopy:
     tensor: torch.Tensor
     event: torch.cuda.Event | None
 
+    @property
+    def is_done(self) -> bool:
+        return self.event is None or self.event.query()
+
     def wait(self) -> torch.Tensor:
         if self.event is not None:
             self.event.synchronize()
@@ -64,6 +68,11 @@ class Stopwatch:
             self._seconds += time.perf_counter()
         else:
             self._events[1].record()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the work in between is."""
+        return self._events is None or self._events[1].query()
 
     def elapsed_s(self) -> float:
         """Waits for the work in between."""
@@ -155,18 +164,23 @@ class Device:
         staged.numpy()[:] = array
         return staged
 
-    def download(self, tensor: torch.Tensor) -> HostCopy:
-        """Start copying to host memory, beside the compute stream."""
+    def download(self, tensor: torch.Tensor, *, beside: bool = False) -> HostCopy:
+        """Start copying to host memory: at once, so that the tensor may be overwritten by work queued later; or, where later
+        work must not wait for a large copy, beside the compute stream."""
         if not self.is_gpu:
             return HostCopy(tensor, None)
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        done = torch.cuda.Event()
+        if not beside:
+            host.copy_(tensor, non_blocking=True)
+            done.record()
+            return HostCopy(host, done)
         produced = torch.cuda.Event()
         produced.record()
         with torch.cuda.stream(self._download_stream):
             self._download_stream.wait_event(produced)
             host.copy_(tensor, non_blocking=True)
             tensor.record_stream(self._download_stream)
-            done = torch.cuda.Event()
             done.record()
         return HostCopy(host, done)
 

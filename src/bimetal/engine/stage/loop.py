@@ -27,12 +27,20 @@ from bimetal.engine.wire.step import NO_TARGET, Int, Step
 from bimetal.errors import StageError
 
 
+def next_frame(incoming: Incoming, allocate: Allocate, outbox: Outbox) -> tuple[Header, memoryview]:
+    """Wait for it; results that reach host memory meanwhile leave."""
+    while outbox.send_ready():
+        if (frame := incoming.poll(allocate)) is not None:
+            return frame
+    return incoming.next(allocate)
+
+
 def wait_for(
-    incoming: Incoming, epoch: int, step: int, allocate: Allocate, name: str
+    incoming: Incoming, epoch: int, step: int, allocate: Allocate, name: str, outbox: Outbox
 ) -> tuple[Header, memoryview]:
     """The frame of `step`; those of another epoch and doubled ones are dropped."""
     while True:
-        header, payload = incoming.next(allocate)
+        header, payload = next_frame(incoming, allocate, outbox)
         if header.epoch == epoch and header.step == step:
             return header, payload
         if header.epoch == epoch and header.step > step:
@@ -99,14 +107,14 @@ class TokenPool:
                 step.targets == NO_TARGET,
             )
 
-    def resolve(self, number: int, step: Step) -> NDArray[np.int32]:
+    def resolve(self, number: int, step: Step, outbox: Outbox) -> NDArray[np.int32]:
         """The step's token ids, once those that it refers to have come."""
         while (frame := self._incoming.poll(fresh_memory)) is not None:
             self._apply(*frame)
         if not step.ids_lag:
             return step.token_ids
         while self._applied_step < number - step.ids_lag:
-            self._apply(*self._incoming.next(fresh_memory))
+            self._apply(*next_frame(self._incoming, fresh_memory, outbox))
         ids = step.token_ids
         return np.where(ids < 0, self._ids[np.maximum(-1 - ids, 0)], ids)
 
@@ -156,6 +164,8 @@ class StageLoop:
         prepared = self._runner.prepare(step)  # while the input is on its way
         ids, hidden = self._input(header, step)
         self.clock.input_wait_s += time.perf_counter() - began
+        if not prepared.is_replay:
+            self.outbox.hand_over()
         stopwatch.start()
         out = self._runner.run(prepared, ids, hidden)
         sampled = None
@@ -176,27 +186,30 @@ class StageLoop:
         if self._inputs.hidden_in is None:
             if self._pool is None:
                 return step.token_ids, None
-            ids = self._pool.resolve(header.step, step)
+            ids = self._pool.resolve(header.step, step, self.outbox)
             self._pool.expect(header.step, step)
             return ids, None
         assert self._ring is not None
         frame, payload = wait_for(
-            self._inputs.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden"
+            self._inputs.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden", self.outbox
         )
         return None, rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
 
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
         if step.masked is None or self._inputs.masks_in is None:
             return {}
+        self.outbox.hand_over()  # the driver makes a mask from ids that may be among them
         return self._inputs.masks_in.take(self._epoch, header.step, int(step.masked.sum()))
 
     def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> Message:
-        # A graph overwrites its output at the next replay, and the copy to the host runs beside that.
-        rows = rows.clone() if self._device.is_gpu else rows.contiguous()
         flags = ENCODINGS[rows.dtype]
         out = Header(Kind.HIDDEN, rows.nbytes, header.epoch, header.step, header.micro_batch, flags)
+        if rows.nbytes <= PIECE_BYTES:
+            return Message(out, stopwatch, (self._device.download(rows.contiguous()),))
+        # A graph overwrites its output at the next replay, and these copies run beside that.
+        rows = rows.clone() if self._device.is_gpu else rows.contiguous()
         rows_a_piece = max(PIECE_BYTES // rows[0].nbytes, 1)
-        pieces = tuple(self._device.download(piece) for piece in rows.split(rows_a_piece))
+        pieces = tuple(self._device.download(piece, beside=True) for piece in rows.split(rows_a_piece))
         return Message(out, stopwatch, pieces)
 
     def take_stats(self) -> StageStats:

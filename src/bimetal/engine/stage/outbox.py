@@ -1,12 +1,16 @@
-"""What a stage sends, in order. On a GPU by a thread of its own, which waits for the copy to host memory so that the compute
-thread need not; large results leave piece by piece, as the pieces arrive there. A CPU's small results are in host memory
-already, and the compute thread sends them itself: waking another takes longer than the sending.
+"""What a stage sends, in order.
+
+Small results that another stage waits for are sent by the compute thread, on a GPU while it waits for its next input: two
+threads that take turns at the interpreter cost more than the sending (docs/performance.md). The rest goes through a thread
+of its own: large results piece by piece, as they reach host memory, and whatever is due while the compute thread is busy
+queueing a step without a graph.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -20,8 +24,7 @@ from bimetal.engine.wire.frame import Header, Kind
 from bimetal.engine.wire.step import encode_sampled
 
 PIECE_BYTES = 1 << 20
-_AT_ONCE_BYTES = 128 << 10
-"""Fits a socket's buffer, so that sending it waits for nobody (over NIXL it may wait for a place in the peer's ring)."""
+_CPU_SMALL_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,15 @@ class Message:
     sampled: SampledCopies | None = None
 
     @property
-    def goes_at_once(self) -> bool:
-        """All of it is in host memory, and no peer has to read before it is sent."""
-        return self.stopwatch.is_host_clock and self.header.num_bytes <= _AT_ONCE_BYTES
+    def is_small(self) -> bool:
+        """Fits a socket's buffer, so that sending it waits for nobody (over NIXL it may wait for a place in the peer's ring)."""
+        return self.header.num_bytes <= (_CPU_SMALL_BYTES if self.stopwatch.is_host_clock else PIECE_BYTES)
+
+    @property
+    def is_ready(self) -> bool:
+        """All of it is in host memory."""
+        copies = self.hidden if self.sampled is None else self.sampled.copies
+        return self.stopwatch.is_done and all(copy.is_done for copy in copies)
 
 
 @dataclass(slots=True)
@@ -72,18 +81,32 @@ class Outbox:
         self._driver = driver
         self._on_failure = on_failure
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._pending: deque[Message] = deque()
         self._unsent = 0
         self._unsent_lock = threading.Lock()
         threading.Thread(target=self._send_forever, name="sender", daemon=True).start()
 
     def put(self, message: Message) -> None:
-        """On the one compute thread. LinkError if the peer is gone and the message goes at once."""
-        if message.goes_at_once and not self._unsent:
-            self._send(message)
-            return
-        with self._unsent_lock:
-            self._unsent += 1
-        self._messages.put(message)
+        """On the one compute thread, like all here. LinkError if the peer is gone and the message goes at once."""
+        self._pending.append(message)
+        is_urgent = message.stopwatch.is_host_clock or self._hidden_out or self._ids_out
+        if is_urgent and message.is_small and not self._unsent:
+            self.send_ready()
+        else:
+            self.hand_over()
+
+    def send_ready(self) -> bool:
+        """Send what has reached host memory; whether something is still on its way there."""
+        while self._pending and self._pending[0].is_ready:
+            self._send(self._pending.popleft())
+        return bool(self._pending)
+
+    def hand_over(self) -> None:
+        """Leave what is pending to the other thread: this one will be busy."""
+        while self._pending:
+            with self._unsent_lock:
+                self._unsent += 1
+            self._messages.put(self._pending.popleft())
 
     def _send_forever(self) -> None:
         try:

@@ -8,6 +8,7 @@ Prints `LISTENING host:port` once it can be connected to. The secret comes from 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import queue
 import sys
@@ -129,7 +130,7 @@ class StageProcess:
     def run(self) -> None:
         """Obey until the driver is gone."""
         while True:
-            command = self._commands.get()
+            command = self._next_command()
             if isinstance(command, _Ended):
                 self._session = self._loop = (
                     None  # threads that still wait hold this object, and would hold the weights
@@ -140,6 +141,13 @@ class StageProcess:
                 self._obey(header, payload)
             except Exception as error:
                 self._fail(error)
+
+    def _next_command(self) -> tuple[Header, memoryview] | _Ended:
+        """Wait for it; results that reach host memory meanwhile leave."""
+        while self._loop is not None and self._loop.outbox.send_ready():
+            with contextlib.suppress(queue.Empty):
+                return self._commands.get_nowait()
+        return self._commands.get()
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.STEP:

@@ -46,6 +46,11 @@ class SampledCopies:
     top_ids: HostCopy | None
     top_logprobs: HostCopy | None
 
+    @property
+    def copies(self) -> tuple[HostCopy, ...]:
+        copies = (self.ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
+        return tuple(copy for copy in copies if copy is not None)
+
     def wait(self) -> Sampled:
         assert self.ids is not None
         arrays = [
