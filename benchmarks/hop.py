@@ -39,7 +39,9 @@ SECRET = "a benchmark's secret"
 EPOCH = 1
 SPIN_S = 0.002
 BLOCK_TOKENS = 64
-CONTEXT = 128
+CONTEXT = 256
+"""Tokens of each sequence; every step writes the same place, so that all of them take the same time."""
+WIDTH = CONTEXT // BLOCK_TOKENS + 1
 ENCODING_BFLOAT16 = 2
 
 
@@ -78,7 +80,7 @@ class Neighbours:
             load_format="dummy",
             seed=0,
             block_tokens=BLOCK_TOKENS,
-            max_model_len=CONTEXT + 2048,
+            max_model_len=WIDTH * BLOCK_TOKENS,
             max_num_seqs=max(options.rows),
             max_num_batched_tokens=max(4096, *options.rows),
             gpu_memory_utilization=0.8,
@@ -92,7 +94,7 @@ class Neighbours:
         into = "ids" if place.is_first else "hidden"
         self.driver.send_frame(
             encode_control(
-                StartStage(EPOCH, 64 * max(options.rows), (StageEdge(out, 2, listener.address),), (into,))
+                StartStage(EPOCH, WIDTH * max(options.rows), (StageEdge(out, 2, listener.address),), (into,))
             )
         )
         self.outgoing = connect(address, SECRET, f"edge:{into}:0:1")
@@ -112,16 +114,14 @@ class Neighbours:
         """The STEP message of a decode step; whether a first stage waits for ids of the step before."""
         self.number += 1
         rows = np.arange(num_rows, dtype=np.int32)
-        position = CONTEXT + self.number % 1024
-        width = -(-(position + 1) // BLOCK_TOKENS)
-        tables = rows[:, None] * 64 + np.arange(width, dtype=np.int32)
+        tables = rows[:, None] * WIDTH + np.arange(WIDTH, dtype=np.int32)
         step = Step(
             token_ids=pool_reference(rows) if self.place.is_first and waits else rows,
-            positions=np.full(num_rows, position, np.int32),
-            slots=(rows * 64 + position // BLOCK_TOKENS) * BLOCK_TOKENS + position % BLOCK_TOKENS,
+            positions=np.full(num_rows, CONTEXT, np.int32),
+            slots=(rows * WIDTH + WIDTH - 1) * BLOCK_TOKENS + CONTEXT % BLOCK_TOKENS,
             query_starts=np.arange(num_rows + 1, dtype=np.int32),
-            context_lens=np.full(num_rows, position + 1, np.int32),
-            block_tables=tables.astype(np.int32),
+            context_lens=np.full(num_rows, CONTEXT + 1, np.int32),
+            block_tables=tables,
             sequence_slots=rows,
             logit_rows=rows,
             logit_sequences=rows,

@@ -109,14 +109,15 @@ class TokenPool:
 
     def resolve(self, number: int, step: Step, outbox: Outbox) -> NDArray[np.int32]:
         """The step's token ids, once those that it refers to have come."""
+        is_reference = step.token_ids < 0
+        slots = np.maximum(-1 - step.token_ids, 0)  # now: once the ids are there, the device waits
         while (frame := self._incoming.poll(fresh_memory)) is not None:
             self._apply(*frame)
         if not step.ids_lag:
             return step.token_ids
         while self._applied_step < number - step.ids_lag:
             self._apply(*next_frame(self._incoming, fresh_memory, outbox))
-        ids = step.token_ids
-        return np.where(ids < 0, self._ids[np.maximum(-1 - ids, 0)], ids)
+        return np.where(is_reference, self._ids[slots], step.token_ids)
 
     def _apply(self, header: Header, payload: memoryview) -> None:
         if header.epoch != self._epoch or header.step <= self._applied_step:
@@ -186,9 +187,8 @@ class StageLoop:
         if self._inputs.hidden_in is None:
             if self._pool is None:
                 return step.token_ids, None
-            ids = self._pool.resolve(header.step, step, self.outbox)
             self._pool.expect(header.step, step)
-            return ids, None
+            return self._pool.resolve(header.step, step, self.outbox), None
         assert self._ring is not None
         frame, payload = wait_for(
             self._inputs.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden", self.outbox
