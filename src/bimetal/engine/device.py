@@ -51,6 +51,8 @@ class Stopwatch:
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) if is_gpu else None
         )
         self._seconds = 0.0
+        if self._events is not None:
+            self._events[0].record()  # which makes it: the second time, the device waits for the host
 
     @property
     def is_host_clock(self) -> bool:
@@ -183,14 +185,6 @@ class Device:
             tensor.record_stream(self._download_stream)
             done.record()
         return HostCopy(host, done)
-
-    def mark(self) -> torch.cuda.Event | None:
-        """A point in the work queued so far; None on a CPU, where nothing is ever queued."""
-        if not self.is_gpu:
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
 
     def synchronize(self) -> None:
         if self.is_gpu:

@@ -91,6 +91,20 @@ class Connection:
                 raise LinkError(f"{self.peer} closed the connection" + (" inside a message" if got else ""))
             got += n
 
+    def try_header(self, buffer: bytearray) -> Header | None:
+        """The next frame's header, if it has come; `buffer` of HEADER_BYTES is overwritten."""
+        try:
+            n = self._socket.recv_into(buffer, HEADER_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise LinkError(f"lost {self.peer} while receiving: {error}") from error
+        if n == 0:
+            raise LinkError(f"{self.peer} closed the connection")
+        if n < HEADER_BYTES:
+            self.receive_into(memoryview(buffer)[n:])
+        return unpack_header(buffer, MAX_CONTROL_BYTES)
+
     def receive(self, max_bytes: int = MAX_CONTROL_BYTES) -> tuple[Header, memoryview]:
         """One whole frame in memory of its own."""
         header = self.receive_header(max_bytes)
@@ -169,18 +183,23 @@ class TcpIncoming:
     def __init__(self, connection: Connection, spin_s: float) -> None:
         self._connection = connection
         self._spin_s = spin_s
+        self._header = bytearray(HEADER_BYTES)
 
     def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
         deadline = time.perf_counter() + self._spin_s
-        while time.perf_counter() < deadline and not self._connection.has_frame():
-            pass
-        header = self._connection.receive_header()
+        while time.perf_counter() < deadline:
+            if (frame := self.poll(allocate)) is not None:
+                return frame
+        return self._payload(self._connection.receive_header(), allocate)
+
+    def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
+        header = self._connection.try_header(self._header)
+        return None if header is None else self._payload(header, allocate)
+
+    def _payload(self, header: Header, allocate: Allocate) -> tuple[Header, memoryview]:
         payload = allocate(header)
         self._connection.receive_into(payload)
         return header, payload
-
-    def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
-        return self.next(allocate) if self._connection.has_frame() else None
 
 
 def fresh_memory(header: Header) -> memoryview:

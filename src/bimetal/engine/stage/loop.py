@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from bimetal.engine.device import Device, Stopwatch
 from bimetal.engine.link.tcp import Allocate, Incoming, fresh_memory
-from bimetal.engine.stage.boundary import ENCODINGS, ReceiveRing, rows_from_payload
-from bimetal.engine.stage.outbox import PIECE_BYTES, Message, Outbox
+from bimetal.engine.stage.boundary import ENCODINGS, InputRing, rows_as_bytes
+from bimetal.engine.stage.outbox import PIECE_BYTES, HiddenPiece, Message, Outbox
 from bimetal.engine.stage.runner import Runner
 from bimetal.engine.stage.sampler import Sampler
 from bimetal.engine.wire.control import StageStats
@@ -135,20 +135,19 @@ class StageLoop:
         sampler: Sampler | None,
         device: Device,
         inputs: Inputs,
-        ring: ReceiveRing | None,
+        ring: InputRing,
         pool: TokenPool | None,
-        hidden_size: int,
         epoch: int,
         outbox: Outbox,
     ) -> None:
-        """`sampler`: on the last stage. `pool`: on the first of several. `ring`: on all but the first."""
+        """`sampler`: on the last stage. `pool`: on the first of several. `ring`: of ids on the first, of hidden states on the
+        others."""
         self._runner = runner
         self._sampler = sampler
         self._device = device
         self._inputs = inputs
         self._ring = ring
         self._pool = pool
-        self._hidden_size = hidden_size
         self._epoch = epoch
         self.outbox = outbox
         self._last_step = 0
@@ -163,12 +162,12 @@ class StageLoop:
         began = time.perf_counter()
         stopwatch = Stopwatch(self._device.is_gpu)
         prepared = self._runner.prepare(step)  # while the input is on its way
-        ids, hidden = self._input(header, step)
+        source = self._input(header, step)
         self.clock.input_wait_s += time.perf_counter() - began
         if not prepared.is_replay:
             self.outbox.hand_over()
         stopwatch.start()
-        out = self._runner.run(prepared, ids, hidden)
+        out = self._runner.run(prepared, source)
         sampled = None
         if self._sampler is not None and step.num_logit_rows:
             sampled = self._sampler(out, step, self._masks(header, step))
@@ -180,20 +179,20 @@ class StageLoop:
         else:
             copies = None if sampled is None else sampled.download(self._device)
             self.outbox.put(Message(header, stopwatch, sampled=copies))
-        if self._ring is not None:
-            self._ring.mark_read()
+        self._ring.mark_read()
 
-    def _input(self, header: Header, step: Step) -> tuple[NDArray[np.int32] | None, torch.Tensor | None]:
+    def _input(self, header: Header, step: Step) -> torch.Tensor:
+        """In host memory: ids [T] on the first stage, hidden states [T, H] elsewhere."""
+        self._ring.begin(step.num_tokens)
         if self._inputs.hidden_in is None:
             if self._pool is None:
-                return step.token_ids, None
+                return self._ring.fill(step.token_ids)
             self._pool.expect(header.step, step)
-            return self._pool.resolve(header.step, step, self.outbox), None
-        assert self._ring is not None
-        frame, payload = wait_for(
+            return self._ring.fill(self._pool.resolve(header.step, step, self.outbox))
+        frame, _payload = wait_for(
             self._inputs.hidden_in, self._epoch, header.step, self._ring.allocate, "edge hidden", self.outbox
         )
-        return None, rows_from_payload(frame, payload, step.num_tokens, self._hidden_size)
+        return self._ring.received(frame)
 
     def _masks(self, header: Header, step: Step) -> dict[int, NDArray[np.uint32]]:
         if step.masked is None or self._inputs.masks_in is None:
@@ -204,13 +203,17 @@ class StageLoop:
     def _hidden_message(self, header: Header, rows: torch.Tensor, stopwatch: Stopwatch) -> Message:
         flags = ENCODINGS[rows.dtype]
         out = Header(Kind.HIDDEN, rows.nbytes, header.epoch, header.step, header.micro_batch, flags)
-        if rows.nbytes <= PIECE_BYTES:
-            return Message(out, stopwatch, (self._device.download(rows.contiguous()),))
-        # A graph overwrites its output at the next replay, and these copies run beside that.
-        rows = rows.clone() if self._device.is_gpu else rows.contiguous()
-        rows_a_piece = max(PIECE_BYTES // rows[0].nbytes, 1)
-        pieces = tuple(self._device.download(piece, beside=True) for piece in rows.split(rows_a_piece))
-        return Message(out, stopwatch, pieces)
+        is_small = rows.nbytes <= PIECE_BYTES
+        rows = rows.contiguous()
+        if self._device.is_gpu and not is_small:
+            rows = (
+                rows.clone()
+            )  # a graph overwrites its output at the next replay, and the copies run beside that
+        pieces = []
+        for piece in rows.split(max(PIECE_BYTES // rows[0].nbytes, 1)):
+            copy = self._device.download(piece, beside=not is_small)
+            pieces.append(HiddenPiece(copy, rows_as_bytes(copy.tensor)))
+        return Message(out, stopwatch, tuple(pieces))
 
     def take_stats(self) -> StageStats:
         """What was done since the last call."""

@@ -18,7 +18,6 @@ import numpy as np
 
 from bimetal.engine.device import HostCopy, Stopwatch
 from bimetal.engine.link.tcp import Buffer, Connection, Outgoing
-from bimetal.engine.stage.boundary import rows_as_bytes
 from bimetal.engine.stage.sampler import SampledCopies
 from bimetal.engine.wire.frame import Header, Kind
 from bimetal.engine.wire.step import encode_sampled
@@ -28,12 +27,20 @@ _CPU_SMALL_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenPiece:
+    """Rows on their way to host memory, and that memory."""
+
+    copy: HostCopy
+    memory: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """The result of a step: rows for the next stage in pieces, or ids, or (neither) word that it has none."""
 
     header: Header
     stopwatch: Stopwatch
-    hidden: tuple[HostCopy, ...] = ()
+    hidden: tuple[HiddenPiece, ...] = ()
     sampled: SampledCopies | None = None
 
     @property
@@ -44,7 +51,7 @@ class Message:
     @property
     def is_ready(self) -> bool:
         """All of it is in host memory."""
-        copies = self.hidden if self.sampled is None else self.sampled.copies
+        copies = [piece.copy for piece in self.hidden] if self.sampled is None else self.sampled.copies
         return self.stopwatch.is_done and all(copy.is_done for copy in copies)
 
 
@@ -138,6 +145,7 @@ class Outbox:
         self._driver.send(Header(Kind.SAMPLED, len(payload), *where), (payload,))
 
 
-def _as_they_come(copies: tuple[HostCopy, ...]) -> Iterator[Buffer]:
-    for copy in copies:
-        yield rows_as_bytes(copy.wait())
+def _as_they_come(pieces: tuple[HiddenPiece, ...]) -> Iterator[Buffer]:
+    for piece in pieces:
+        piece.copy.wait()
+        yield piece.memory

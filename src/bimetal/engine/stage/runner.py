@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bimetal.engine.device import Device
 from bimetal.engine.kernels.interface import AttentionMetadata
@@ -38,27 +37,29 @@ def decode_buckets(max_num_seqs: int, is_gpu: bool) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    meta: AttentionMetadata
+    out: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A step whose metadata is on the device."""
 
     step: Step
     num_rows: int
-    graph: torch.cuda.CUDAGraph | None
+    captured: _Captured | None
     meta: AttentionMetadata
     logit_rows: Tensor | None
     """None: the rows in order."""
+    target: Tensor | None = None
+    """Where a graph reads the inputs of so many rows."""
 
     @property
     def is_replay(self) -> bool:
         """Queueing it takes the host next to no time."""
-        return self.graph is not None
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    meta: AttentionMetadata
-    out: Tensor
+        return self.captured is not None
 
 
 class Runner:
@@ -92,7 +93,8 @@ class Runner:
 
     # -- a step -----------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
+    # Both in inference mode, which the caller enters: doing so takes longer than queueing a graph.
+
     def prepare(self, step: Step) -> Prepared:
         """Start the upload of everything but the input. Steps run in the order in which they are prepared."""
         n, num_rows = step.num_tokens, self._bucket(step)
@@ -101,10 +103,10 @@ class Runner:
             captured = None
             self.before_eager_step(step)
         if captured is not None:
-            assert self._ints is not None
+            assert self._ints is not None and self._inputs is not None
             self._device.upload(np.concatenate(step_arrays(step, num_rows, self._width)), self._ints)
             rows = None if step.num_logit_rows == n else self._device.upload(step.logit_rows)
-            return Prepared(step, num_rows, captured.graph, captured.meta, rows)
+            return Prepared(step, num_rows, captured, captured.meta, rows, self._inputs[:n])
         arrays = step_arrays(step, num_rows, step.block_tables.shape[1])
         packed = self._device.upload(np.concatenate([*arrays, step.logit_rows]))
         sizes = [len(a) for a in arrays]
@@ -112,42 +114,29 @@ class Runner:
         meta = metadata(packed, sizes, step.num_decodes + num_rows - n, longest, int(step.context_lens.max()))
         return Prepared(step, num_rows, None, meta, packed[sum(sizes) :])
 
-    @torch.inference_mode()
-    def run(self, prepared: Prepared, token_ids: NDArray[np.int32] | None, hidden: Tensor | None) -> Tensor:
+    def run(self, prepared: Prepared, source: Tensor) -> Tensor:
         """Hidden states [T, H] for the next stage, or logits [R, V] on the last.
 
-        First stage: `token_ids` [T], where negative ones refer to the pool. Other stages: `hidden` [T, H], on the device
-        or in pinned memory. A result that a graph wrote is valid until the next step.
+        `source`, in host memory, pinned where the device is a GPU (or on the device): token ids [T] on the first stage, where
+        negative ones refer to the pool; hidden states [T, H] elsewhere. A result that a graph wrote is valid until the next
+        step.
         """
         n = prepared.step.num_tokens
-        if prepared.graph is not None:
-            self._set_inputs(token_ids, hidden)
-            prepared.graph.replay()
-            out = self._captured[prepared.num_rows].out
-            return (
-                out[:n]
-                if prepared.logit_rows is None or not self._model.is_last
-                else out[prepared.logit_rows]
-            )
-        if token_ids is not None:
-            inputs = self._device.upload(token_ids)
-        else:
-            assert hidden is not None
-            inputs = hidden.to(self._device.torch_device, non_blocking=True)
+        if prepared.captured is not None:
+            assert prepared.target is not None
+            prepared.target.copy_(source, non_blocking=True)
+            prepared.captured.graph.replay()
+            out = prepared.captured.out
+            if prepared.logit_rows is None or not self._model.is_last:
+                return out[:n]
+            return out[prepared.logit_rows]
+        inputs = source.to(self._device.torch_device, non_blocking=True)
         if prepared.num_rows != n:
             inputs = torch.nn.functional.pad(inputs, (0, 0) * (inputs.dim() - 1) + (0, prepared.num_rows - n))
         x, residual = self._forward(inputs, prepared.meta)
         if not self._model.is_last:
             return (x + residual)[:n]
         return self._model.logits(x[prepared.logit_rows], residual[prepared.logit_rows])
-
-    def _set_inputs(self, token_ids: NDArray[np.int32] | None, hidden: Tensor | None) -> None:
-        assert self._inputs is not None
-        if token_ids is not None:
-            self._device.upload(token_ids, self._inputs)
-        else:
-            assert hidden is not None
-            self._inputs[: len(hidden)].copy_(hidden, non_blocking=True)
 
     def _forward(self, inputs: Tensor, meta: AttentionMetadata) -> tuple[Tensor, Tensor]:
         if self._pool is not None:
@@ -213,16 +202,16 @@ class Runner:
             if times and time.monotonic() - began > _WARM_UP_BUDGET_S:
                 break
             step = idle_step(n)
-            ids = step.token_ids if self._model.is_first else None
-            hidden = None
-            if not self._model.is_first:
+            if self._model.is_first:
+                source = torch.from_numpy(step.token_ids)
+            else:
                 shape = (n, self._model.spec.hidden_size)
-                hidden = torch.zeros(shape, dtype=self._dtype, device=self._device.torch_device)
+                source = torch.zeros(shape, dtype=self._dtype, device=self._device.torch_device)
             runs = []
             for _ in range(_WARM_UP_RUNS + 1):
                 self._device.synchronize()
                 start = time.perf_counter()
-                self.run(self.prepare(step), ids, hidden)
+                self.run(self.prepare(step), source)
                 self._device.synchronize()
                 runs.append(time.perf_counter() - start)
             times[n] = statistics.median(runs[1:])

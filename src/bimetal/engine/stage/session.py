@@ -12,7 +12,7 @@ from bimetal.catalog.models import ModelSpec, load_model_spec
 from bimetal.engine.device import TORCH_DTYPES, Device
 from bimetal.engine.kernels.interface import Kernels
 from bimetal.engine.kernels.torch_reference import TorchKernels
-from bimetal.engine.stage.boundary import ReceiveRing
+from bimetal.engine.stage.boundary import InputRing
 from bimetal.engine.stage.checkpoint import Checkpoint, DummyWeights, Source, fingerprint
 from bimetal.engine.stage.loop import Inputs, StageLoop, TokenPool
 from bimetal.engine.stage.model import KvCache, StageModel
@@ -189,11 +189,8 @@ class StageSession:
         sizes = [n for n in TIMED_SIZES if n <= load.max_num_seqs]
         times = runner.warm_up(sizes)
         inputs, outbox = join_edges()
-        ring = None
-        if not self.is_first:
-            ring = ReceiveRing(self.device, _RING_BUFFERS, self.largest_hidden_bytes)
+        row_shape, kind = ((), torch.int32) if self.is_first else ((self.spec.hidden_size,), self.dtype)
+        ring = InputRing(self.device, _RING_BUFFERS, load.max_num_batched_tokens, row_shape, kind)
         pool = TokenPool(inputs.ids_in, load.max_num_seqs, epoch) if inputs.ids_in is not None else None
-        loop = StageLoop(
-            runner, sampler, self.device, inputs, ring, pool, self.spec.hidden_size, epoch, outbox
-        )
+        loop = StageLoop(runner, sampler, self.device, inputs, ring, pool, epoch, outbox)
         return loop, times
