@@ -116,7 +116,9 @@ def run_workload(driver: Driver, workload: Workload, seed: int, *, with_window: 
     Without the decode window, stages are asked for no statistics on the way, which would end a profile.
     """
     check_fits(driver, workload)
-    rng = random.Random(seed)
+    rng = random.Random(
+        f"{seed} {workload}"
+    )  # no prompt begins as one of another workload, whose keys are still cached
     vocab_size = driver.spec.vocab_size
     sampling = SamplingParams(max_tokens=workload.output_tokens, temperature=0.0, ignore_eos=True)
     preemptions = driver.scheduler.counters.num_preemptions

@@ -194,6 +194,7 @@ class Runner:
         x, residual = self._forward(inputs, meta)
         return self._model.logits(x, residual) if self._model.is_last else x + residual
 
+    @torch.inference_mode()
     def warm_up(self, sizes: Sequence[int]) -> dict[int, float]:
         """Median seconds of a decode step of n rows, for each size until the time is up. Nothing is written."""
         times: dict[int, float] = {}

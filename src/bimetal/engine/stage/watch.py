@@ -95,7 +95,7 @@ class StageWatch:
             if not self._device.is_gpu:
                 self._model.kernels = cast(Kernels, _Ranges(self._model.kernels))
             activity = ProfilerActivity.CUDA if self._device.is_gpu else ProfilerActivity.CPU
-            self._profile = profile(activities=[activity])
+            self._profile = profile(activities=[activity], acc_events=True)
             self._profile.start()
         return stats
 
