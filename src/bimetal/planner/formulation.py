@@ -11,14 +11,23 @@
     jobs        sum_g job_fg                                             = 1
     power       sum_g watts_g (owned_g + per_node_g nodes_g)            <= cap
     budget      the objective above                                     <= budget
-    spare       spare_c >= rate_tkc used_tkc,   z_tkc <= most_tk used_tkc
+    spare       spare_c                                                  = level_1c + sum_l step_lc reached_lc
+    reached     sum_(tk with rate_tkc >= level_lc) rate_tkc z_tkc       <= most_lc reached_lc + sum_(m > l) step_mc reached_mc
 
-N, nodes integer; main, job, used binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
+N, nodes integer; main, job, reached binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
 maximised; for headroom all are one number that is. N_tk replicas of template t run to the limits of class k; z_tkc of them serve class c (time shared: step times are
 affine in what they hold, so that shares add up). Each class has one main composition, and loses e of what others serve.
 
+The last two rows are N+1. What a class can be served at are levels l = 1, 2, ... of rates, step_l = level_l - level_(l-1), and
+reached_l >= reached_(l+1) says that a replica as fast as level l serves it: spare is then no less than that replica, and all
+that such replicas serve together is at most wanted_c (1 + e_c) + spare_c, as more than that would be served for nothing
+(most_l = wanted_c (1 + e_c) + level_l; the steps above l are the rest of spare). So the spare grows with the share of demand that
+large replicas serve even where nothing is whole. Each rate of the core is a level, so that its solutions are exact.
+
 Only templates in `core` appear so. Every other one is there without its integers (N = z, at the class's own limits), which
-makes the program a relaxation of the one over all templates: its bound holds for all of them.
+makes the program a relaxation of the one over all templates: its bound holds for all of them. In the rows of N+1 such a
+template counts from the highest level that none of its rates (over all limits k that it may be run to) is below: any solution in
+whole replicas, z_tkc of them, is y_tc = z_tkc rate_tkc / rate_tcc here, with equal supply, no more GPUs, and no higher a level.
 """
 
 from __future__ import annotations
@@ -34,6 +43,9 @@ from bimetal.planner.problem import Problem
 
 GOODPUT_TIE_BREAK = 1e-6
 """Of a dollar an hour against a token per second: of equal goodput, the cheaper plan."""
+
+NUM_LEVELS = 16
+"""Levels of N+1 for templates without integers, beside the core's own rates: more bound better and are solved more slowly."""
 
 LEAST_LOAD = 1e-4
 """Of one replica, that a class is taken to need at least: less than the solver's tolerance of whole numbers needs no replica."""
@@ -70,6 +82,8 @@ class Rows:
     of_kind: Indices
     """[C, P]."""
     gpus: Indices
+    reached: tuple[tuple[Floats, Indices], ...]
+    """By class, levels and their rows; none without N+1."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +105,13 @@ def formulate(
     G, C, P = len(problem.owned), len(problem.wanted), problem.num_kinds
     maximise = problem.objective == "goodput"
     asked = np.maximum(problem.wanted, LEAST_LOAD * problem.rate.max(axis=(0, 1), initial=0.0))
-    weight = {"cost": 1.0, "goodput": GOODPUT_TIE_BREAK, "headroom": 0.0}[problem.objective]
+    weight = {"cost": 1.0, "goodput": GOODPUT_TIE_BREAK, "headroom": 0.0, "fewest": 0.0}[problem.objective]
     node_usd = problem.price_usd_per_h * problem.per_node
+    each = 1.0 if problem.objective == "fewest" else 0.0
 
-    nodes = m.variables(G, upper=problem.buyable_nodes, cost=weight * node_usd, integer=True)
-    own = m.variables(G, upper=problem.owned, cost=weight * problem.owned_usd_per_h)
+    nodes_cost = weight * node_usd + each * problem.per_node
+    nodes = m.variables(G, upper=problem.buyable_nodes, cost=nodes_cost, integer=True)
+    own = m.variables(G, upper=problem.owned, cost=weight * problem.owned_usd_per_h + each)
     goodput = -asked * problem.tokens if maximise else 0.0
     if problem.objective == "headroom":
         served, most = np.repeat(m.variables(1, lower=1.0, upper=MOST_HEADROOM, cost=-1.0), C), MOST_HEADROOM
@@ -139,9 +155,14 @@ def formulate(
             m.row([(alike[c, p], 1.0), (main[c, p], -wanted * most)], upper=0.0)
         m.row([(main[c], 1.0)], lower=1.0, upper=1.0)
         m.row([(loss[c], 1.0), (served[c], -lost * wanted), (alike[c], lost)], lower=0.0)
-    if not maximise:
-        _least_spares(m, problem, spare)
-    _keep_spares(m, problem, asked, share, spare)
+    reached, reaches = [], reached_rates(problem)
+    for c in range(C):
+        mine, others = c_share == c, c_rest == c
+        by_level = (
+            (z[mine], rate[mine], rate[mine]),
+            (y[others], rate_rest[others], reaches[t_rest[others], c]),
+        )
+        reached.append(_keep_spare(m, problem, c, asked[c], int(spare[c]), by_level))
 
     gpus = np.zeros(G, np.int64)
     need = np.where(allowed, problem.jobs, 0.0)
@@ -158,7 +179,9 @@ def formulate(
     m.row([(own, problem.watts), (nodes, problem.watts * problem.per_node)], upper=problem.power_cap_w)
     m.row([(own, problem.owned_usd_per_h), (nodes, node_usd)], upper=problem.budget_usd_per_h)
     return Program(
-        m, Columns(run, share, y, nodes, own, served, loss, main, jobs), Rows(demand, of_kind, gpus)
+        m,
+        Columns(run, share, y, nodes, own, served, loss, main, jobs),
+        Rows(demand, of_kind, gpus, tuple(reached)),
     )
 
 
@@ -179,30 +202,52 @@ def _core_variables(
     return run, share
 
 
+def reached_rates(problem: Problem) -> Floats:
+    """[T, C] of each template without integers, the level that it reaches: the highest of a few that is not above its rate at the
+    limits at which it serves the class slowest; infinite where it does not serve it."""
+    found: Floats = np.where(problem.rate > 0, problem.rate, np.inf).min(axis=1, initial=np.inf)
+    for c in np.flatnonzero(problem.spare):
+        able = np.isfinite(found[:, c])
+        if able.any():
+            levels = np.quantile(np.unique(found[able, c]), np.linspace(0, 1, NUM_LEVELS), method="lower")
+            found[able, c] = levels[np.searchsorted(levels, found[able, c], side="right") - 1]
+    return found
+
+
 def most_replicas(problem: Problem, t: int) -> float:
     """For which there are GPUs."""
     used = problem.usage[t] > 0
     return float(np.floor((problem.largest_fleet[used] / problem.usage[t][used]).min()))
 
 
-def _least_spares(m: Milp, problem: Problem, spare: Indices) -> None:
-    """Whatever serves a class is no smaller than the smallest that can: cuts off what has no integers."""
-    for c in np.flatnonzero(problem.spare):
-        able = problem.rate[:, :, c].max(axis=1)
-        m.row([(spare[c], 1.0)], lower=float(able[able > 0].min(initial=np.inf)) if able.any() else 0.0)
-
-
-def _keep_spares(
-    m: Milp, problem: Problem, asked: Floats, share: dict[tuple[int, int, int], int], spare: Indices
-) -> None:
-    for (t, k, c), column in share.items():
-        if problem.spare[c]:
-            used = m.variables(1, upper=1.0, integer=True)
-            needed = asked[c] * (1 + problem.mixed_loss[c]) + problem.rate[:, :, c].max()
-            needed *= MOST_HEADROOM if problem.objective == "headroom" else 1.0
-            most = min(most_replicas(problem, t), needed / problem.rate[t, k, c])
-            m.row([(column, 1.0), (used, -most)], upper=0.0)
-            m.row([(spare[c], 1.0), (used, -problem.rate[t, k, c])], lower=0.0)
+def _keep_spare(
+    m: Milp,
+    problem: Problem,
+    c: int,
+    asked: float,
+    spare: int,
+    supply: Sequence[tuple[Indices, Floats, Floats]],
+) -> tuple[Floats, Indices]:
+    """Levels of the class and their rows. `supply`: of the core and of the rest, columns, rates, and rates by which they reach
+    levels."""
+    able = problem.rate[:, :, c][problem.rate[:, :, c] > 0]
+    if not problem.spare[c] or not len(able):
+        return np.empty(0), np.empty(0, np.int64)
+    (_, _, exact), (_, _, coarse) = supply
+    none = [0.0] if problem.objective == "goodput" else []  # it may serve nothing
+    levels = np.unique(np.concatenate([none, [able.min()], exact, coarse]))
+    steps = np.diff(levels)
+    reached = m.variables(len(steps), upper=1.0, integer=True)
+    m.row([(spare, 1.0), (reached, -steps)], lower=float(levels[0]), upper=float(levels[0]))
+    most = asked * (1 + problem.mixed_loss[c]) * (MOST_HEADROOM if problem.objective == "headroom" else 1.0)
+    rows = np.zeros(len(steps), np.int64)
+    for i, level in enumerate(levels[1:]):
+        above = [(column[by >= level], rate[by >= level]) for column, rate, by in supply]
+        more = [(reached[i], -(most + level)), (reached[i + 1 :], -steps[i + 1 :])]
+        rows[i] = m.row([*above, *more], upper=0.0)
+        if i:
+            m.row([(reached[i - 1], 1.0), (reached[i], -1.0)], lower=0.0)
+    return levels[1:], rows
 
 
 @dataclass(frozen=True)
@@ -221,6 +266,10 @@ class Chosen:
     jobs: dict[int, int]
     """Job to kind of GPU."""
     usd_per_h: float
+
+    def num_gpus(self, problem: Problem) -> float:
+        """Bought, rented, or owned and used."""
+        return float(self.nodes @ problem.per_node + self.owned_used.sum())
 
 
 def read_solution(problem: Problem, program: Program, solved: Solved) -> Chosen:

@@ -102,8 +102,10 @@ class Milp:
         gap: float = 0.0,
         time_limit_s: float = 60.0,
         start: Mapping[int, float] | None = None,
+        at_most: float = INFINITY,
     ) -> Solved:
-        """`relax`: without integers, and with duals. `start`: values of some columns, to be made a solution and begun from."""
+        """`relax`: without integers, and with duals. `start`: values of some columns, to be made a solution and begun from.
+        `at_most`: only solutions whose objective is no higher; infeasible if there is none."""
         highspy = _highspy()
         solver = highspy.Highs()
         solver.silent()
@@ -112,6 +114,10 @@ class Milp:
         solver.setOptionValue("mip_abs_gap", 1e-9)
         solver.setOptionValue("random_seed", 0)
         solver.passModel(self._model(highspy, relax))
+        if at_most < INFINITY:
+            cost = np.concatenate(self._cost)
+            counted = np.flatnonzero(cost).astype(np.int32)
+            solver.addRow(-highspy.kHighsInf, at_most, len(counted), counted, cost[counted])
         if start and not relax:
             solver.setSolution(
                 len(start), np.array(list(start), dtype=np.int32), np.array(list(start.values()))

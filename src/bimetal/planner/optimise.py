@@ -23,21 +23,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bimetal.errors import InfeasibleError
-from bimetal.planner.formulation import Chosen, Program, formulate, read_solution
-from bimetal.planner.milp import Floats, Solved
+from bimetal.planner.formulation import Chosen, Program, formulate, reached_rates, read_solution
+from bimetal.planner.milp import INFINITY, Floats, Solved
 from bimetal.planner.problem import Problem
 
 Mask = NDArray[np.bool_]
 Pair = tuple[int, int]
 """Template and class."""
 TOLERANCE = 1e-7
+PROOF = 0.8
+"""Of the gap asked for: that no plan is cheaper by so much is tried to be proven first, which is faster than how much is possible."""
 MOST_NEW = 40
 """Templates that join at once."""
 NEAR_MISSES = 12
 DEFAULT_GAP = 0.005
 SLICE_S = 2.5
 """After which the core is looked at again."""
+LEAST_S = 0.1
+"""Below which no solver starts."""
 HEADROOM_GAP, HEADROOM_S = 0.01, 1.0
+LAST_RATIO = 0.12
+"""Of the time limit, kept for the choice among equally cheap plans."""
 ROUGH_GAP, ROUGH_S = 0.02, 1.5
 """For the first look at which templates matter."""
 
@@ -70,31 +76,44 @@ def optimise(
     initial: Sequence[int] | None = None,
     clock: Callable[[], float] = perf_counter,
 ) -> Optimum:
-    """InfeasibleError if no plan serves what is wanted. `initial`: templates to begin with; None: the best of each kind."""
+    """InfeasibleError if no plan serves what is wanted, or none was found in time. `initial`: templates to begin with; None: the
+    best of each kind. Time is looked at between solves, and solvers are given no more than is left; only the root, some tenths of
+    a second, is always solved."""
     started = clock()
+    last_s = min(HEADROOM_S, LAST_RATIO * time_limit_s)
 
     def left_s() -> float:
-        return time_limit_s - (clock() - started)
+        return time_limit_s - last_s - (clock() - started)
 
     root = _solve_root(problem, _first_pool(problem) if initial is None else initial)
     if root is None:
         raise InfeasibleError("no fleet from this stock serves all that is asked within its limits")
     search = _Search(problem, root, gap)
-    search.look(min(left_s(), ROUGH_S))
+    search.look(left_s)
     with ThreadPoolExecutor(max_workers=2) as threads:
-        while not search.done and (search.best is None or left_s() > 0):
-            seconds = max(min(left_s(), SLICE_S), 1.0)
-            bounding = threads.submit(search.bounding.milp.solve, gap=gap / 4, time_limit_s=seconds)
+        while not search.done and left_s() > LEAST_S:
+            seconds = min(left_s(), SLICE_S)
+            cheaper = search.worth_finding
+            bounding = threads.submit(
+                search.bounding.milp.solve, gap=gap / 4, time_limit_s=seconds, at_most=cheaper
+            )
             planning = search.planning
             start = search.values_in(planning)
             search.keep(planning, planning.milp.solve(gap=gap / 4, time_limit_s=seconds, start=start))
-            search.learn(bounding.result())
+            search.learn(bounding.result(), cheaper)
     if search.best is None:
+        if not search.done:
+            raise InfeasibleError(
+                f"no plan was found in {time_limit_s:g} s, nor a proof that there is none: ask for less, or for fewer kinds of GPU"
+            )
         raise InfeasibleError("no fleet of whole replicas and nodes from this stock serves all that is asked")
     solved, program = search.best
     chosen = read_solution(problem, program, solved)
+    if _has_free(problem):
+        chosen = _with_fewest(problem, search, chosen, last_s / 2)
+        last_s /= 2
     return Optimum(
-        chosen=_with_headroom(problem, search, chosen) if problem.objective == "cost" else chosen,
+        chosen=_with_headroom(problem, search, chosen, last_s) if problem.objective == "cost" else chosen,
         objective=solved.objective,
         bound=min(search.bound, solved.objective),
         num_templates=len(problem.usage),
@@ -105,16 +124,42 @@ def optimise(
     )
 
 
-def _with_headroom(problem: Problem, search: _Search, chosen: Chosen) -> Chosen:
-    """The plan that serves the largest multiple of the demand from the same nodes: they are paid whether or not all is used."""
+def _has_free(problem: Problem) -> bool:
+    """Whether more GPUs may cost no more."""
+    free = (problem.price_usd_per_h <= 0) & (problem.buyable_nodes > 0)
+    return bool((free | ((problem.owned_usd_per_h <= 0) & (problem.owned > 0))).any())
+
+
+def _with_fewest(problem: Problem, search: _Search, chosen: Chosen, seconds: float) -> Chosen:
+    """The plan with the fewest GPUs among those that cost no more and serve no less: what is free is not to be wasted."""
+    if not chosen.served_ratio.all():
+        return chosen
+    same = replace(
+        problem,
+        objective="fewest",
+        wanted=problem.wanted * np.minimum(chosen.served_ratio, 1.0),
+        budget_usd_per_h=min(problem.budget_usd_per_h, chosen.usd_per_h + TOLERANCE),
+    )
+    program = formulate(same, sorted(search.core), [])
+    solved = program.milp.solve(gap=TOLERANCE, time_limit_s=seconds, start=search.values_in(program))
+    if solved.status not in ("optimal", "feasible"):
+        return chosen
+    found = read_solution(same, program, solved)
+    if found.num_gpus(problem) >= chosen.num_gpus(problem):
+        return chosen
+    return replace(found, served_ratio=chosen.served_ratio)
+
+
+def _with_headroom(problem: Problem, search: _Search, chosen: Chosen, seconds: float) -> Chosen:
+    """The plan that serves the largest multiple of the demand from the same GPUs: they are paid whether or not all is used."""
     same = replace(
         problem,
         objective="headroom",
-        owned=chosen.owned_used if problem.owned_usd_per_h.any() else problem.owned,
+        owned=chosen.owned_used,
         buyable_nodes=chosen.nodes.astype(np.float64),
     )
     program = formulate(same, sorted(search.core), [])
-    solved = program.milp.solve(gap=HEADROOM_GAP, time_limit_s=HEADROOM_S, start=search.values_in(program))
+    solved = program.milp.solve(gap=HEADROOM_GAP, time_limit_s=seconds, start=search.values_in(program))
     if solved.status not in ("optimal", "feasible"):
         return chosen
     found = read_solution(same, program, solved)
@@ -141,10 +186,10 @@ class _Search:
         self.rounds = 0
         self.done = False
 
-    def look(self, seconds: float) -> None:
+    def look(self, left_s: Callable[[], float]) -> None:
         """Which templates and main compositions matter; then a first plan from those."""
         rough, rest = self._relaxed()
-        solved = rough.milp.solve(gap=ROUGH_GAP, time_limit_s=seconds)
+        solved = rough.milp.solve(gap=ROUGH_GAP, time_limit_s=min(left_s(), ROUGH_S))
         if solved.status not in ("optimal", "feasible"):
             self.done = solved.status == "infeasible"
             self.core |= set(self.root.used) | _near_misses(self.root, self.alive)
@@ -153,8 +198,21 @@ class _Search:
             self._join({rest[i][0] for i in np.flatnonzero(solved.values[rough.columns.rest] > TOLERANCE)})
             self.core |= _near_misses(self.root, self.alive)
             first = formulate(self.problem, sorted(self.core), [], solved.values[rough.columns.main] > 0.5)
-            self.keep(first, first.milp.solve(gap=self.gap / 4, time_limit_s=seconds))
+            self.keep(first, first.milp.solve(gap=self.gap / 4, time_limit_s=min(left_s(), ROUGH_S)))
+            self.done = self._is_close
         self.bounding, self._rest = self._relaxed()
+
+    @property
+    def _is_close(self) -> bool:
+        return self.best is not None and _gap(self.best[0].objective, self.bound) <= self.gap
+
+    @property
+    def worth_finding(self) -> float:
+        """What a cheaper plan must cost at most for the bound to matter; infinite where the gap is to be 0, or none is known."""
+        if self.best is None or self.gap <= TOLERANCE:
+            return np.inf
+        objective = self.best[0].objective
+        return objective - PROOF * self.gap * abs(objective)
 
     @property
     def planning(self) -> Program:
@@ -171,21 +229,21 @@ class _Search:
             above = solved.objective - self.root.value
             self.alive = self.alive & (self.root.reduced_cost <= above + TOLERANCE)
 
-    def learn(self, lower: Solved) -> None:
-        """From a solved relaxation: a bound for all, and the templates that it would use."""
+    def learn(self, lower: Solved, at_most: float) -> None:
+        """From a solved relaxation of all that cost `at_most`: a bound for all, and the templates that it would use."""
         self.rounds += 1
         if lower.status == "infeasible":
+            self.bound = max(self.bound, at_most) if at_most < INFINITY else self.bound
             self.done = True
             return
-        self.bound = max(self.bound, lower.bound)
+        self.bound = max(self.bound, min(lower.bound, at_most))
         used: set[int] = set()
         if lower.status != "unknown":
             inside = lower.values[self.bounding.columns.rest] > TOLERANCE
             used = {self._rest[i][0] for i in np.flatnonzero(inside)}
             if not used:
                 self.keep(self.bounding, lower)
-        best = np.inf if self.best is None else self.best[0].objective
-        self.done = _gap(best, self.bound) <= self.gap or (lower.status == "optimal" and not used)
+        self.done = self._is_close or (lower.status == "optimal" and not used)
         self._join(used)
         self.bounding, self._rest = self._relaxed()
 
@@ -241,6 +299,7 @@ def _generate(problem: Problem, pool: set[int]) -> Root | None:
     C = len(problem.wanted)
     every = np.arange(C)
     own_rate = problem.rate[:, every, every]
+    least = reached_rates(problem)
     while True:
         pairs = [(t, c) for t in sorted(pool) for c in range(C) if own_rate[t, c] > 0]
         program = formulate(problem, [], pairs)
@@ -248,7 +307,11 @@ def _generate(problem: Problem, pool: set[int]) -> Root | None:
         if solved.status != "optimal":
             return None
         duals, rows = solved.row_duals, program.rows
-        worth = own_rate * (duals[rows.demand][None, :] + duals[rows.of_kind].T[problem.kind])
+        price = duals[rows.demand][None, :] + duals[rows.of_kind].T[problem.kind]
+        for c, (levels, reached) in enumerate(rows.reached):  # faster replicas ask for a larger spare
+            below = np.concatenate([[0.0], np.cumsum(duals[reached])])
+            price[:, c] += below[np.searchsorted(levels, least[:, c], side="right")]
+        worth = own_rate * price
         reduced = -problem.usage @ duals[rows.gpus] - worth.max(axis=1, initial=0.0)
         scale = max(abs(solved.objective), 1.0)
         entering = [int(t) for t in np.argsort(reduced)[:MOST_NEW] if reduced[t] < -TOLERANCE * scale]
@@ -311,7 +374,9 @@ def _smaller(problem: Problem, templates: Iterable[int], alive: Mask) -> set[int
 
 def _undominated(problem: Problem) -> Mask:
     """[T] False where some number of another template of the same composition takes no more GPUs of any kind and serves no
-    less of any class: such a template is in no plan that could not do without it."""
+    less of any class: such a template is in no plan that could not do without it. With N+1, a faster one asks for a larger
+    spare: a whole replica's worth of supply makes up for that, a share of one does not, so that templates which classes share are
+    dominated only by such as are no faster."""
     rate = problem.rate.reshape(len(problem.usage), problem.rate.shape[1] * problem.rate.shape[2])
     alive: Mask = np.asarray(rate.any(axis=1), dtype=bool)
     for p in range(problem.num_kinds):
@@ -325,9 +390,12 @@ def _undominated(problem: Problem) -> Mask:
             (used[:, None, :] / used[None, :, :]).min(axis=2)
         )  # [t, other]: how many of other fit in t
         better: Mask = np.tril(times >= 1, k=-1)
-        for column in rate[members].T[rate[members].any(axis=0)]:
-            enough: Mask = times * column[None, :] >= column[:, None] - 1e-12
-            better = better & enough
+        for k, c in zip(*np.nonzero(problem.rate[members].any(axis=0)), strict=True):
+            column = problem.rate[members, k, c]
+            better &= times * column[None, :] >= column[:, None] - 1e-12
+            if problem.spare[c]:
+                shared = (problem.rate[members, k] > 0).sum(axis=1) > 1
+                better &= ~shared[:, None] | (column[None, :] <= column[:, None] + 1e-12)
         alive[members[better.any(axis=1)]] = False
     return alive
 
@@ -338,6 +406,7 @@ def _efficient(problem: Problem, templates: Sequence[int]) -> list[Pair]:
     for t in templates:
         members_of.setdefault(int(problem.kind[t]), []).append(int(t))
     pairs: list[Pair] = []
+    reached = reached_rates(problem)
     for members in members_of.values():
         index = np.array(members)
         used = problem.usage[index].any(axis=0)
@@ -345,6 +414,8 @@ def _efficient(problem: Problem, templates: Sequence[int]) -> list[Pair]:
             able = index[problem.rate[index, c, c] > 0]
             if len(able):
                 per_request = problem.usage[able][:, used] / problem.rate[able, c, c][:, None]
+                if problem.spare[c]:  # a slower one asks for a smaller spare
+                    per_request = np.column_stack([per_request, reached[able, c]])
                 pairs += [(int(t), c) for t in able[_front(per_request)]]
     return pairs
 
