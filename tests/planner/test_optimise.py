@@ -270,7 +270,8 @@ def test_a_faster_replica_does_not_replace_one_that_classes_share():
         buyable_nodes=np.array([9.0, 9.0]),
         price_usd_per_h=np.array([1.5, 1.0]),
     )
-    assert optimise(p, gap=0.0).objective == pytest.approx(3.5)
+    assert _undominated(p).all()
+    assert optimise(p, gap=0.0, initial=[1, 2]).objective == pytest.approx(3.5)
     assert least_cost(p) == pytest.approx(3.5)
 
 
