@@ -1,0 +1,168 @@
+"""Changes of a demand file that would make it servable, each tried as it would be typed in.
+
+Owns more stock, waiting for it, and narrower weights: what changes which templates exist. They are enumerated anew, since a
+template that needs more GPUs than there are was left out of the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bimetal.catalog.demand import Demand, Stock
+from bimetal.catalog.fleet import Dtype
+from bimetal.errors import InfeasibleError
+from bimetal.planner.candidates import Candidates
+from bimetal.planner.decide import FleetPlanner, Slacks
+from bimetal.planner.optimise import Optimum, optimise
+from bimetal.planner.problem import Problem, build_problem, is_late
+from bimetal.planner.templates import Template
+from bimetal.units import DTYPE_BYTES
+
+MANY_NODES = 1_000_000
+ENOUGH_NODES = 16
+"""More of each kind, for templates that the stock is too small for."""
+TIME_LIMIT_S = 3.0
+GAP = 0.01
+NARROWER: tuple[Dtype, ...] = ("float8", "float4")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A demand that no fleet serves, and what fleets may be made of."""
+
+    planner: FleetPlanner
+    demand: Demand
+    """The planner's, or one with other stock."""
+    wanted: Sequence[bool] | None
+    """[planner.templates]; None: all."""
+    slacks: Slacks | None
+
+    def candidates(self, demand: Demand) -> Candidates:
+        """Of a demand with other stock or models, enumerated anew; no others than are wanted."""
+        planner = copy(self.planner)
+        planner.__dict__.pop("evaluators", None)
+        planner.__dict__.pop("templates", None)
+        planner.demand, planner._reasons, planner._rated = demand, [], {}
+        found = planner.candidates(self.slacks)
+        return found.keep([self._may_be_used(t) for t in found.templates])
+
+    def _may_be_used(self, template: Template) -> bool:
+        """Alternatives leave out replicas over two kinds of GPU, or what the engine cannot run, or stock, which `demand` says."""
+        if self.wanted is None or self.demand is not self.planner.demand:
+            return True
+        dropped = [t for t, keep in zip(self.planner.templates, self.wanted, strict=True) if not keep]
+        without_split = all(len(t.composition) > 1 for t in dropped)
+        without_future = all(t.not_runnable is not None for t in dropped)
+        is_split, is_future = len(template.composition) > 1, template.not_runnable is not None
+        return not dropped or not ((without_split and is_split) or (without_future and is_future))
+
+
+def attempt(problem: Problem) -> Optimum | None:
+    """None: no plan, or none found in time."""
+    try:
+        return optimise(problem, gap=GAP, time_limit_s=TIME_LIMIT_S)
+    except InfeasibleError:
+        return None
+
+
+def would_do(asked: Asked, demand: Demand, candidates: Candidates | None = None) -> bool:
+    """Whether the demand file with these changes can be served. `candidates`: of a larger stock."""
+    found = asked.candidates(demand) if candidates is None else _within(candidates, demand.stock)
+    rates = found.rate
+    if not all((rates[:, c, c] > 0).any() for c in range(len(asked.planner.traffic))):
+        return False
+    return attempt(build_problem(demand, found, asked.planner.traffic)) is not None
+
+
+def _within(candidates: Candidates, stock: Sequence[Stock]) -> Candidates:
+    """Those that so many GPUs are enough for."""
+    counts = np.array([entry.count for entry in stock])
+    return candidates.keep(np.all(candidates.usage <= counts, axis=1).tolist())
+
+
+def more_stock(asked: Asked) -> list[str]:
+    """The fewest nodes more of one kind that suffice; if none does, as many more of every kind as suffice."""
+    demand = asked.demand
+    growing = [g for g, e in enumerate(demand.stock) if e.count and not is_late(e, demand)]
+    larger = asked.candidates(_with_nodes(demand, dict.fromkeys(growing, ENOUGH_NODES)))
+    lines = []
+    for g in growing:
+        entry = demand.stock[g]
+        more = _fewest_nodes(asked, larger, g)
+        if more and would_do(asked, _with_nodes(demand, {g: more}), larger):
+            gpus = more * entry.per_node
+            lines.append(f"stock of {entry.spec.name} binds: {gpus} more ({more} nodes) would do")
+    for more in (1, 2, 4, 8, ENOUGH_NODES) if not lines and len(growing) > 1 else ():
+        if would_do(asked, _with_nodes(demand, dict.fromkeys(growing, more)), larger):
+            named = " and ".join(
+                f"{more * demand.stock[g].per_node} more {demand.stock[g].spec.name}" for g in growing
+            )
+            return [f"stock binds: {named} would do together"]
+    return lines
+
+
+def _with_nodes(demand: Demand, more: dict[int, int]) -> Demand:
+    stock = tuple(
+        replace(entry, count=entry.count + more.get(g, 0) * entry.per_node)
+        for g, entry in enumerate(demand.stock)
+    )
+    return replace(demand, stock=stock)
+
+
+def _fewest_nodes(asked: Asked, larger: Candidates, g: int) -> int:
+    """More of one kind than there are; 0: no number does. First without limits on money: the fewest may be too dear."""
+    demand, count = asked.demand, asked.demand.stock
+    most = np.array([np.inf if i == g else float(e.count) for i, e in enumerate(count)])
+    candidates = larger.keep(np.all(larger.usage <= most, axis=1).tolist())
+    if not all((candidates.rate[:, c, c] > 0).any() for c in range(len(asked.planner.traffic))):
+        return 0
+    problem = build_problem(demand, candidates, asked.planner.traffic)
+    price = np.zeros(len(problem.owned))
+    price[g] = 1.0 / problem.per_node[g]
+    buyable = problem.buyable_nodes.copy()
+    buyable[g] = MANY_NODES
+    found = attempt(
+        replace(
+            problem,
+            buyable_nodes=buyable,
+            price_usd_per_h=price,
+            owned_usd_per_h=np.zeros(len(price)),
+            budget_usd_per_h=np.inf,
+        )
+    )
+    if found is not None and np.isfinite(problem.budget_usd_per_h):
+        few = buyable.copy()
+        few[g] = found.chosen.nodes[g]
+        found = attempt(replace(problem, buyable_nodes=few)) or attempt(
+            replace(problem, buyable_nodes=buyable)
+        )
+    return 0 if found is None else max(0, int(found.chosen.nodes[g] - problem.buyable_nodes[g]))
+
+
+def later(asked: Asked, rounded_up: Sequence[float]) -> list[str]:
+    """The least months of those given after which what has come is enough."""
+    demand = asked.demand
+    needed = demand.site.months_until_needed
+    for months in sorted(rounded_up):
+        if would_do(asked, replace(demand, site=replace(demand.site, months_until_needed=months))):
+            return [f"lead time binds: months_until_needed {months:g} in place of {needed:g} would do"]
+    return []
+
+
+def narrower_weights(asked: Asked, models: Sequence[str]) -> list[str]:
+    """The widest narrower dtype of each model that suffices."""
+    lines = []
+    for i, model in enumerate(asked.demand.models):
+        for dtype in NARROWER if model.name in models else ():
+            if DTYPE_BYTES[dtype] >= DTYPE_BYTES[model.dtype]:
+                continue
+            served = list(asked.demand.models)
+            served[i] = replace(model, dtype=dtype)
+            if would_do(asked, replace(asked.demand, models=tuple(served))):
+                lines.append(f"dtype {model.dtype} of {model.name} binds: {dtype} would do")
+                break
+    return lines
