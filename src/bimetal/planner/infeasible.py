@@ -16,7 +16,7 @@ from bimetal.catalog.demand import Demand
 from bimetal.planner.candidates import Candidates
 from bimetal.planner.decide import FleetPlanner, Slacks
 from bimetal.planner.problem import Problem, build_problem, is_late
-from bimetal.planner.remedies import Asked, attempt, later, more_stock, narrower_weights
+from bimetal.planner.remedies import ANY, Asked, attempt, later, more_stock, narrower_weights
 from bimetal.planner.traffic import Traffic
 from bimetal.units import KILO, MS_PER_S
 
@@ -147,7 +147,7 @@ def _solves(asked: Asked, changed: Mapping[int, Traffic]) -> bool:
     """Whether all that is asked is served with these classes in place of their own."""
     traffic = [changed.get(c, entry) for c, entry in enumerate(asked.planner.traffic)]
     candidates = _kept(asked.planner.candidates(asked.slacks, traffic), asked.wanted)
-    return attempt(build_problem(asked.demand, candidates, traffic)) is not None
+    return attempt(build_problem(asked.demand, candidates, traffic), ANY) is not None
 
 
 def _less_strict(asked: Asked) -> list[str]:

@@ -26,7 +26,8 @@ MANY_NODES = 1_000_000
 ENOUGH_NODES = 16
 """More of each kind, for templates that the stock is too small for."""
 TIME_LIMIT_S = 3.0
-GAP = 0.01
+GAP, ANY = 0.01, 1.0
+"""Where the least is asked for, and where any plan will do."""
 NARROWER: tuple[Dtype, ...] = ("float8", "float4")
 
 
@@ -61,10 +62,10 @@ class Asked:
         return not dropped or not ((without_split and is_split) or (without_future and is_future))
 
 
-def attempt(problem: Problem) -> Optimum | None:
+def attempt(problem: Problem, gap: float = GAP) -> Optimum | None:
     """None: no plan, or none found in time."""
     try:
-        return optimise(problem, gap=GAP, time_limit_s=TIME_LIMIT_S)
+        return optimise(problem, gap=gap, time_limit_s=TIME_LIMIT_S)
     except InfeasibleError:
         return None
 
@@ -75,7 +76,7 @@ def would_do(asked: Asked, demand: Demand, candidates: Candidates | None = None)
     rates = found.rate
     if not all((rates[:, c, c] > 0).any() for c in range(len(asked.planner.traffic))):
         return False
-    return attempt(build_problem(demand, found, asked.planner.traffic)) is not None
+    return attempt(build_problem(demand, found, asked.planner.traffic), ANY) is not None
 
 
 def _within(candidates: Candidates, stock: Sequence[Stock]) -> Candidates:
