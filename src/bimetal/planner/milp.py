@@ -24,6 +24,7 @@ Terms = Sequence[tuple[ArrayLike, ArrayLike]]
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 """feasible: stopped with a solution, by time or gap."""
 INFINITY = float("inf")
+_HEURISTICS = tuple(f"mip_heuristic_run_{name}" for name in ("rins", "rens", "root_reduced_cost"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,11 @@ class Milp:
         time_limit_s: float = 60.0,
         start: Mapping[int, float] | None = None,
         at_most: float = INFINITY,
+        heuristics: bool = True,
     ) -> Solved:
         """`relax`: without integers, and with duals. `start`: values of some columns, to be made a solution and begun from.
-        `at_most`: only solutions whose objective is no higher; infeasible if there is none."""
+        `at_most`: only solutions whose objective is no higher; infeasible if there is none. `heuristics`: look for solutions
+        in smaller programs too, which is lost time where only the bound matters."""
         highspy = _highspy()
         solver = highspy.Highs()
         solver.silent()
@@ -113,6 +116,8 @@ class Milp:
         solver.setOptionValue("mip_rel_gap", gap)
         solver.setOptionValue("mip_abs_gap", 1e-9)
         solver.setOptionValue("random_seed", 0)
+        for option in () if heuristics else _HEURISTICS:
+            solver.setOptionValue(option, False)
         solver.passModel(self._model(highspy, relax))
         if at_most < INFINITY:
             cost = np.concatenate(self._cost)

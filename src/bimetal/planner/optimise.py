@@ -7,15 +7,15 @@ Owns column generation: which templates get integers, which are priced out, when
    those with a negative reduced cost come in, until there is none. Then the root's value bounds all templates.
 2. The core (none at first) with its integers, all other templates without, gives a bound for all. Of those others only the
    efficient ones can matter (no other gives as much per GPU of every kind it uses), so that the program stays small.
+   Only what is cheaper than the plan by most of the gap is looked for: that there is none is proven sooner than how much there is.
 3. Templates that the bound uses join the core, with smaller ones of their kind. The core alone gives a plan. No template whose
    reduced cost exceeds what the plan is above the root can be in a better plan; it is priced out.
-   2 and 3 repeat, side by side on two cores, until plan and bound meet within the gap, or time is up.
+   2 and 3 repeat until plan and bound meet within the gap, or time is up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -90,17 +90,10 @@ def optimise(
         raise InfeasibleError("no fleet from this stock serves all that is asked within its limits")
     search = _Search(problem, root, gap)
     search.look(left_s)
-    with ThreadPoolExecutor(max_workers=2) as threads:
-        while not search.done and left_s() > LEAST_S:
-            seconds = min(left_s(), SLICE_S)
-            cheaper = search.worth_finding
-            bounding = threads.submit(
-                search.bounding.milp.solve, gap=gap / 4, time_limit_s=seconds, at_most=cheaper
-            )
-            planning = search.planning
-            start = search.values_in(planning)
-            search.keep(planning, planning.milp.solve(gap=gap / 4, time_limit_s=seconds, start=start))
-            search.learn(bounding.result(), cheaper)
+    while not search.done and left_s() > LEAST_S:
+        search.bind(min(left_s(), SLICE_S))
+        if not search.done and left_s() > LEAST_S:
+            search.improve(min(left_s(), SLICE_S))
     if search.best is None:
         if not search.done:
             raise InfeasibleError(
@@ -185,6 +178,7 @@ class _Search:
         self.bound = root.value
         self.rounds = 0
         self.done = False
+        self._stuck = False
 
     def look(self, left_s: Callable[[], float]) -> None:
         """Which templates and main compositions matter; then a first plan from those."""
@@ -200,24 +194,18 @@ class _Search:
             first = formulate(self.problem, sorted(self.core), [], solved.values[rough.columns.main] > 0.5)
             self.keep(first, first.milp.solve(gap=self.gap / 4, time_limit_s=min(left_s(), ROUGH_S)))
             self.done = self._is_close
-        self.bounding, self._rest = self._relaxed()
 
     @property
     def _is_close(self) -> bool:
         return self.best is not None and _gap(self.best[0].objective, self.bound) <= self.gap
 
     @property
-    def worth_finding(self) -> float:
+    def _worth_finding(self) -> float:
         """What a cheaper plan must cost at most for the bound to matter; infinite where the gap is to be 0, or none is known."""
         if self.best is None or self.gap <= TOLERANCE:
             return np.inf
         objective = self.best[0].objective
         return objective - PROOF * self.gap * abs(objective)
-
-    @property
-    def planning(self) -> Program:
-        """The core alone: its solutions are plans."""
-        return formulate(self.problem, sorted(self.core), [], self._mains)
 
     def keep(self, program: Program, solved: Solved) -> None:
         """A better plan rules out main compositions and templates that no still better one can hold."""
@@ -229,9 +217,22 @@ class _Search:
             above = solved.objective - self.root.value
             self.alive = self.alive & (self.root.reduced_cost <= above + TOLERANCE)
 
-    def learn(self, lower: Solved, at_most: float) -> None:
-        """From a solved relaxation of all that cost `at_most`: a bound for all, and the templates that it would use."""
+    def improve(self, seconds: float) -> None:
+        """The core alone: its solutions are plans."""
+        program = formulate(self.problem, sorted(self.core), [], self._mains)
+        start = self.values_in(program)
+        self.keep(program, program.milp.solve(gap=self.gap / 4, time_limit_s=seconds, start=start))
+        self.done = self._is_close
+
+    def bind(self, seconds: float) -> None:
+        """A bound for all from the relaxation, and the templates that it would use, which join the core."""
         self.rounds += 1
+        at_most = self._worth_finding
+        bounding, rest = self._relaxed()
+        lower = bounding.milp.solve(
+            gap=self.gap / 4, time_limit_s=seconds, at_most=at_most, heuristics=self._stuck
+        )
+        self._stuck = lower.status == "unknown"
         if lower.status == "infeasible":
             self.bound = max(self.bound, at_most) if at_most < INFINITY else self.bound
             self.done = True
@@ -239,13 +240,11 @@ class _Search:
         self.bound = max(self.bound, min(lower.bound, at_most))
         used: set[int] = set()
         if lower.status != "unknown":
-            inside = lower.values[self.bounding.columns.rest] > TOLERANCE
-            used = {self._rest[i][0] for i in np.flatnonzero(inside)}
+            used = {rest[i][0] for i in np.flatnonzero(lower.values[bounding.columns.rest] > TOLERANCE)}
             if not used:
-                self.keep(self.bounding, lower)
+                self.keep(bounding, lower)
         self.done = self._is_close or (lower.status == "optimal" and not used)
         self._join(used)
-        self.bounding, self._rest = self._relaxed()
 
     def values_in(self, program: Program) -> dict[int, float] | None:
         """The best plan's replicas and nodes as columns of another program."""
