@@ -12,7 +12,8 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from bimetal.errors import InfeasibleError
 from bimetal.planner.formulation import formulate, read_solution
 from bimetal.planner.milp import Milp, Solved
-from bimetal.planner.optimise import _undominated, optimise
+from bimetal.planner.optimise import optimise
+from bimetal.planner.pricing import undominated
 from bimetal.planner.problem import Problem
 
 EXACT = 1e-6
@@ -270,7 +271,7 @@ def test_a_faster_replica_does_not_replace_one_that_classes_share():
         buyable_nodes=np.array([9.0, 9.0]),
         price_usd_per_h=np.array([1.5, 1.0]),
     )
-    assert _undominated(p).all()
+    assert undominated(p).all()
     assert optimise(p, gap=0.0, initial=[1, 2]).objective == pytest.approx(3.5)
     assert least_cost(p) == pytest.approx(3.5)
 
@@ -314,7 +315,7 @@ def test_the_bound_is_below_every_plan_and_the_root_below_that():
 
 def test_dominated_templates_are_out_and_equal_ones_are_not_both():
     p = problem([[2, 0], [1, 0], [1, 0], [0, 1]], [[[2.0]], [[1.0]], [[1.0]], [[0.5]]], [0, 0, 0, 1], [1.0])
-    assert _undominated(p).tolist() == [False, True, False, True]
+    assert undominated(p).tolist() == [False, True, False, True]
 
 
 def test_whole_nodes_are_paid():

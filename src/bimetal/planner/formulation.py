@@ -18,16 +18,10 @@ N, nodes integer; main, job, reached binary; z, owned, loss, spare not negative;
 maximised; for headroom all are one number that is. N_tk replicas of template t run to the limits of class k; z_tkc of them serve class c (time shared: step times are
 affine in what they hold, so that shares add up). Each class has one main composition, and loses e of what others serve.
 
-The last two rows are N+1. What a class can be served at are levels l = 1, 2, ... of rates, step_l = level_l - level_(l-1), and
-reached_l >= reached_(l+1) says that a replica as fast as level l serves it: spare is then no less than that replica, and all
-that such replicas serve together is at most wanted_c (1 + e_c) + spare_c, as more than that would be served for nothing
-(most_l = wanted_c (1 + e_c) + level_l; the steps above l are the rest of spare). So the spare grows with the share of demand that
-large replicas serve even where nothing is whole. Each rate of the core is a level, so that its solutions are exact.
+The last two rows are N+1, written and explained in `spare`.
 
 Only templates in `core` appear so. Every other one is there without its integers (N = z, at the class's own limits), which
-makes the program a relaxation of the one over all templates: its bound holds for all of them. In the rows of N+1 such a
-template counts from the highest level that none of its rates (over all limits k that it may be run to) is below: any solution in
-whole replicas, z_tkc of them, is y_tc = z_tkc rate_tkc / rate_tcc here, with equal supply, no more GPUs, and no higher a level.
+makes the program a relaxation of the one over all templates: its bound holds for all of them.
 """
 
 from __future__ import annotations
@@ -40,12 +34,10 @@ from numpy.typing import NDArray
 
 from bimetal.planner.milp import Floats, Indices, Milp, Solved
 from bimetal.planner.problem import Problem
+from bimetal.planner.spare import keep_spare, reached_rates
 
 GOODPUT_TIE_BREAK = 1e-6
 """Of a dollar an hour against a token per second: of equal goodput, the cheaper plan."""
-
-NUM_LEVELS = 16
-"""Levels of N+1 for templates without integers, beside the core's own rates: more bound better and are solved more slowly."""
 
 LEAST_LOAD = 1e-4
 """Of one replica, that a class is taken to need at least: less than the solver's tolerance of whole numbers needs no replica."""
@@ -162,7 +154,8 @@ def formulate(
             (z[mine], rate[mine], rate[mine]),
             (y[others], rate_rest[others], reaches[t_rest[others], c]),
         )
-        reached.append(_keep_spare(m, problem, c, asked[c], int(spare[c]), by_level))
+        needed = float(asked[c] * most * (1 + problem.mixed_loss[c]))
+        reached.append(keep_spare(m, problem, c, needed, int(spare[c]), by_level))
 
     gpus = np.zeros(G, np.int64)
     need = np.where(allowed, problem.jobs, 0.0)
@@ -202,52 +195,10 @@ def _core_variables(
     return run, share
 
 
-def reached_rates(problem: Problem) -> Floats:
-    """[T, C] of each template without integers, the level that it reaches: the highest of a few that is not above its rate at the
-    limits at which it serves the class slowest; infinite where it does not serve it."""
-    found: Floats = np.where(problem.rate > 0, problem.rate, np.inf).min(axis=1, initial=np.inf)
-    for c in np.flatnonzero(problem.spare):
-        able = np.isfinite(found[:, c])
-        if able.any():
-            levels = np.quantile(np.unique(found[able, c]), np.linspace(0, 1, NUM_LEVELS), method="lower")
-            found[able, c] = levels[np.searchsorted(levels, found[able, c], side="right") - 1]
-    return found
-
-
 def most_replicas(problem: Problem, t: int) -> float:
     """For which there are GPUs."""
     used = problem.usage[t] > 0
     return float(np.floor((problem.largest_fleet[used] / problem.usage[t][used]).min()))
-
-
-def _keep_spare(
-    m: Milp,
-    problem: Problem,
-    c: int,
-    asked: float,
-    spare: int,
-    supply: Sequence[tuple[Indices, Floats, Floats]],
-) -> tuple[Floats, Indices]:
-    """Levels of the class and their rows. `supply`: of the core and of the rest, columns, rates, and rates by which they reach
-    levels."""
-    able = problem.rate[:, :, c][problem.rate[:, :, c] > 0]
-    if not problem.spare[c] or not len(able):
-        return np.empty(0), np.empty(0, np.int64)
-    (_, _, exact), (_, _, coarse) = supply
-    none = [0.0] if problem.objective == "goodput" else []  # it may serve nothing
-    levels = np.unique(np.concatenate([none, [able.min()], exact, coarse]))
-    steps = np.diff(levels)
-    reached = m.variables(len(steps), upper=1.0, integer=True)
-    m.row([(spare, 1.0), (reached, -steps)], lower=float(levels[0]), upper=float(levels[0]))
-    most = asked * (1 + problem.mixed_loss[c]) * (MOST_HEADROOM if problem.objective == "headroom" else 1.0)
-    rows = np.zeros(len(steps), np.int64)
-    for i, level in enumerate(levels[1:]):
-        above = [(column[by >= level], rate[by >= level]) for column, rate, by in supply]
-        more = [(reached[i], -(most + level)), (reached[i + 1 :], -steps[i + 1 :])]
-        rows[i] = m.row([*above, *more], upper=0.0)
-        if i:
-            m.row([(reached[i - 1], 1.0), (reached[i], -1.0)], lower=0.0)
-    return levels[1:], rows
 
 
 @dataclass(frozen=True)
