@@ -86,23 +86,24 @@ def _within(candidates: Candidates, stock: Sequence[Stock]) -> Candidates:
 
 
 def more_stock(asked: Asked) -> list[str]:
-    """The fewest nodes more of one kind that suffice; if none does, as many more of every kind as suffice."""
+    """The fewest nodes more of one GPU that suffice; if none does, as many more of every one as suffice."""
     demand = asked.demand
-    growing = [g for g, e in enumerate(demand.stock) if e.count and not is_late(e, demand)]
+    kinds: dict[str, list[int]] = {}
+    for g, entry in enumerate(demand.stock):
+        if entry.count and not is_late(entry, demand):
+            kinds.setdefault(entry.spec.name, []).append(g)
+    growing = [g for same in kinds.values() for g in same]
     larger = asked.candidates(_with_nodes(demand, dict.fromkeys(growing, ENOUGH_NODES)))
     lines = []
-    for g in growing:
-        entry = demand.stock[g]
-        more = _fewest_nodes(asked, larger, g)
-        if more and would_do(asked, _with_nodes(demand, {g: more}), larger):
-            gpus = more * entry.per_node
-            lines.append(f"stock of {entry.spec.name} binds: {gpus} more ({more} nodes) would do")
-    for more in (1, 2, 4, 8, ENOUGH_NODES) if not lines and len(growing) > 1 else ():
+    for name, same in kinds.items():
+        more = _fewest_nodes(asked, larger, same)
+        if more and would_do(asked, _with_nodes(demand, dict.fromkeys(same, more)), larger):
+            gpus = more * demand.stock[same[0]].per_node
+            lines.append(f"stock of {name} binds: {gpus} more ({more} nodes) would do")
+    for more in (1, 2, 4, 8, ENOUGH_NODES) if not lines and len(kinds) > 1 else ():
         if would_do(asked, _with_nodes(demand, dict.fromkeys(growing, more)), larger):
-            named = " and ".join(
-                f"{more * demand.stock[g].per_node} more {demand.stock[g].spec.name}" for g in growing
-            )
-            return [f"stock binds: {named} would do together"]
+            each = (f"{more * demand.stock[g[0]].per_node} more {name}" for name, g in kinds.items())
+            return [f"stock binds: {' and '.join(each)} would do together"]
     return lines
 
 
@@ -114,34 +115,34 @@ def _with_nodes(demand: Demand, more: dict[int, int]) -> Demand:
     return replace(demand, stock=stock)
 
 
-def _fewest_nodes(asked: Asked, larger: Candidates, g: int) -> int:
-    """More of one kind than there are; 0: no number does. First without limits on money: the fewest may be too dear."""
-    demand, count = asked.demand, asked.demand.stock
-    most = np.array([np.inf if i == g else float(e.count) for i, e in enumerate(count)])
+def _fewest_nodes(asked: Asked, larger: Candidates, same: Sequence[int]) -> int:
+    """More than there are of one GPU, which may be several entries of the stock; 0: no number does. First without limits on money:
+    the fewest may be too dear."""
+    traffic, most = asked.planner.traffic, np.array([float(e.count) for e in asked.demand.stock])
+    most[same] = np.inf
     candidates = larger.keep(np.all(larger.usage <= most, axis=1).tolist())
-    if not all((candidates.rate[:, c, c] > 0).any() for c in range(len(asked.planner.traffic))):
+    if not all((candidates.rate[:, c, c] > 0).any() for c in range(len(traffic))):
         return 0
-    problem = build_problem(demand, candidates, asked.planner.traffic)
-    price = np.zeros(len(problem.owned))
-    price[g] = 1.0 / problem.per_node[g]
-    buyable = problem.buyable_nodes.copy()
-    buyable[g] = MANY_NODES
-    found = attempt(
-        replace(
-            problem,
-            buyable_nodes=buyable,
-            price_usd_per_h=price,
-            owned_usd_per_h=np.zeros(len(price)),
-            budget_usd_per_h=np.inf,
-        )
+    problem = build_problem(asked.demand, candidates, traffic)
+    price, buyable = np.zeros(len(most)), problem.buyable_nodes.copy()
+    price[same] = 1.0 / problem.per_node[same]
+    buyable[same] = MANY_NODES
+    fewest = replace(
+        problem,
+        buyable_nodes=buyable,
+        price_usd_per_h=price,
+        owned_usd_per_h=np.zeros(len(price)),
+        budget_usd_per_h=np.inf,
     )
+    found = attempt(fewest)
     if found is not None and np.isfinite(problem.budget_usd_per_h):
         few = buyable.copy()
-        few[g] = found.chosen.nodes[g]
+        few[same] = found.chosen.nodes[same].sum()
         found = attempt(replace(problem, buyable_nodes=few)) or attempt(
             replace(problem, buyable_nodes=buyable)
         )
-    return 0 if found is None else max(0, int(found.chosen.nodes[g] - problem.buyable_nodes[g]))
+    had = problem.buyable_nodes[same].max()
+    return 0 if found is None else max(0, int(found.chosen.nodes[same].sum() - had))
 
 
 def later(asked: Asked, rounded_up: Sequence[float]) -> list[str]:
