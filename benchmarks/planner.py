@@ -1,6 +1,6 @@
 """How fast a fleet of a thousand GPUs is planned, and how far from the optimum: enumeration included, simulation not.
 
-    python benchmarks/planner.py [--scales 0.3 0.6 0.9 1] [--file examples/plans/six-kinds.yaml]
+    python benchmarks/planner.py [--scales 0.25 0.5 0.75 1] [--file examples/plans/six-kinds.yaml]
 
 Each line is a process of its own, so that nothing is warm. The demand is the file's times the scale. The gap is between the
 plan and a bound that holds for all templates, as `bimetal plan` prints it.

@@ -144,12 +144,16 @@ def load_plan(path: Path) -> Plan:
 
 def parse_plan(document: object, source: str) -> Plan:
     """Validate a parsed YAML or JSON document as a plan."""
+    if is_decision(document):
+        raise ConfigError(_decision_is_no_plan(Path(source)))
     try:
         plan = _ADAPTER.validate_python(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "document"
-        raise ConfigError(f"{source}: {where}: {first['msg']} (got {first['input']!r})") from error
+        raise ConfigError(
+            f"{source}: {where}: {first['msg']} (got {_short(repr(first['input']))})"
+        ) from error
     for replica in plan.replicas:
         if not replica.stages:
             raise ConfigError(f"{source}: replica {replica.name} has no stages: give it at least one")
@@ -157,6 +161,31 @@ def parse_plan(document: object, source: str) -> Plan:
     if not plan.replicas:
         raise ConfigError(f"{source}: replicas is empty: a plan needs at least one replica")
     return plan
+
+
+def is_decision(document: object) -> bool:
+    """Whether it is what `bimetal plan` writes for a demand file: a whole fleet and what else was compared, no one plan."""
+    return isinstance(document, dict) and "alternatives" in document and "replicas" not in document
+
+
+def _decision_is_no_plan(path: Path) -> str:
+    """Names the plan of a template beside the decision, if there is one."""
+    stem, suffix = path.stem, path.suffix or ".yaml"
+    beside = (f.stem.removeprefix(f"{stem}-") for f in path.parent.glob(f"*{suffix}"))
+    numbers = sorted(int(number) for number in beside if number.isdecimal())
+    numbered = [path.with_name(f"{stem}-{n}{suffix}") for n in numbers]
+    found = next((str(p) for p in numbered if p.is_file()), None)
+    remedy = (
+        f"give one of its templates' plans, such as `bimetal serve {found}`"
+        if found
+        else f"give one of its templates' plans, {stem}-0{suffix} and so on, that `bimetal plan DEMAND -o {path}` writes "
+        "beside it for what the engine runs today"
+    )
+    return f"{path}: is the decision on a whole fleet, not the plan of one replica: {remedy}"
+
+
+def _short(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def dump_plan(plan: Plan) -> str:

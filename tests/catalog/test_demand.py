@@ -105,3 +105,27 @@ def test_an_empty_section_and_an_unreadable_file(tmp_path):
         parse_demand("stock: [{gpu: H100, count: 8}]\nmodels: []\ndemand: []\n", "d.yaml")
     with pytest.raises(ConfigError, match="No such file"):
         load_demand(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where"),
+    [
+        ("count: 64}", "count: true}", r"d.yaml:2: stock\[0\].count"),
+        ("owned: 8", "owned: no", r"d.yaml:3: stock\[1\].owned"),
+        ("amortise_years: 3", "amortise_years: on", r"stock\[1\].amortise_years"),
+        ("count: 64}", "count: 64, price_usd_per_h: false}", r"stock\[0\].price_usd_per_h"),
+        ("rate_per_s: 10", "rate_per_s: true", r"d.yaml:7: demand\[0\].rate_per_s"),
+        ("ttft_p99_s: 2", "ttft_p99_s: yes", r"demand\[0\].ttft_p99_s"),
+        ("gpu_hours: 100", "gpu_hours: true", r"demand\[2\].gpu_hours"),
+        ("electricity_usd_per_kwh: 0.1", "electricity_usd_per_kwh: true", "site.electricity_usd_per_kwh"),
+        ("site: {", "site: {max_num_seqs: true, ", "site.max_num_seqs"),
+        ("stock:", "seed: true\nstock:", "d.yaml:1: seed"),
+    ],
+)
+def test_a_boolean_is_no_number(old, new, where):
+    wrong(old, new, rf"{where}: must be a number.*got the boolean")
+
+
+def test_booleans_stay_where_they_belong():
+    demand = parse_demand(GOOD.replace("rate_per_s: 10", "n_plus_one: yes, rate_per_s: 10"), "d.yaml")
+    assert demand.demand[0].n_plus_one is True

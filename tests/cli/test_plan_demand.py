@@ -9,6 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from bimetal.cli.placement import plan_of_file
 from bimetal.cli.plan import command
 from bimetal.errors import BimetalError, ConfigError, InfeasibleError
 from bimetal.plan import load_plan
@@ -135,6 +136,22 @@ def test_what_the_engine_runs_is_written_as_its_plan(demand_file, tmp_path):
         shape = replica_shape(plan, plan.replicas[0], lambda a, b: None, max_num_batched_tokens=2048)
         assert shape.kv_tokens > plan.max_model_len
     assert "chosen:" in (tmp_path / "out.yaml").read_text()
+
+
+def test_a_decision_is_no_plan_and_says_which_files_are(demand_file, tmp_path):
+    demand_file.write_text(SMALL + "runnable_only: true\n")
+    decision = tmp_path / "out.yaml"
+    run(demand_file, "--quick", "-o", decision)
+    first = sorted(tmp_path.glob("out-*.yaml"))[0]
+    for read in (load_plan, plan_of_file):
+        with pytest.raises(ConfigError, match="is the decision on a whole fleet") as error:
+            read(decision)
+        assert f"bimetal serve {first}" in str(error.value)
+        assert "\n" not in str(error.value)
+    for path in tmp_path.glob("out-*.yaml"):
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"out-0\.yaml and so on"):
+        load_plan(decision)
 
 
 def test_what_the_engine_cannot_run_is_marked_and_not_written(demand_file, tmp_path):

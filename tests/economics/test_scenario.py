@@ -52,6 +52,9 @@ def parse(text):
     ("old", "new", "said"),
     [
         ("price_usd: 25000", "price_usd: -1", ("s.yaml:9", "gpus.H100.price_usd", "[0, 1e+15]", "-1")),
+        ("price_usd: 25000", "price_usd: true", ("s.yaml:9", "gpus.H100.price_usd", "number", "True")),
+        ("count: 8", "count: true", ("s.yaml:13", "fleets[0].groups[0].count", "True")),
+        ("name: test", "name: test\ncurrency: {name: EUR, per_usd: yes}", ("s.yaml:2", "per_usd", "true")),
         ("pue_ratio: 1.3", "pue_ratio: 0.9", ("s.yaml:4", "site.own.pue_ratio", "[1, 5]", "0.9")),
         (
             "utilisation_ratio: 0.6",

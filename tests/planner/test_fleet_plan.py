@@ -1,5 +1,6 @@
 """Plans of whole fleets: right, feasible, and clear when nothing fits."""
 
+import json
 from itertools import combinations
 from time import perf_counter
 
@@ -153,3 +154,44 @@ limits: {max_num_seqs: 64, mean_context: 2048}
     assert perf_counter() - started < 20
     assert len(plan.replicas[0].stages) == 16
     assert sum(s.prediction.weight_bytes for s in plan.replicas[0].stages if s.prediction) > 800 * GIGA
+
+
+FP8_CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "intermediate_size": 4096,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fbgemm_fp8"},
+}
+
+
+def test_an_fp8_checkpoint_is_planned_in_the_8_bits_that_it_holds(tmp_path):
+    """Hand count: a layer holds 4 x 1024^2 of attention, 3 x 1024 x 4096 of MLP and two norms; both ends of the model stay in
+    16 bits; a token's keys and values are 2 x 4 x 1024 numbers of 16 bits."""
+    (tmp_path / "config.json").write_text(json.dumps(FP8_CONFIG))
+    layers, end = 4 * (4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024), 32000 * 1024
+    weight_bytes = layers + 2 * 2 * end + 1024
+    text = f"model: {tmp_path}\nnodes: [{{name: a, gpu: H100}}]\n"
+    plan = plan_fleet(parse_fleet(text, "f"))
+    (stage,) = plan.replicas[0].stages
+    assert plan.dtype == "float8"
+    assert stage.prediction.weight_bytes == weight_bytes
+    assert stage.prediction.kv_capacity_tokens == int((80 * GIGA * 0.9 - weight_bytes) // (2 * 4 * 1024 * 2))
+    wide = plan_fleet(parse_fleet(text + "dtype: bfloat16\n", "f")).replicas[0].stages[0].prediction
+    assert wide.weight_bytes == 2 * (layers + 2 * end + 1024)
+    on_cpu = plan_fleet(parse_fleet(text.replace("H100", "cpu, memory_bytes: 100e9"), "f"))
+    assert on_cpu.replicas[0].stages[0].prediction.weight_bytes == wide.weight_bytes  # widened when loaded
+
+
+def test_a_plain_checkpoint_is_planned_in_its_own_dtype(tmp_path):
+    config = {key: value for key, value in FP8_CONFIG.items() if key != "quantization_config"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    text = f"model: {tmp_path}\nnodes: [{{name: a, gpu: H100}}]\n"
+    assert plan_fleet(parse_fleet(text, "f")).dtype == "float32"
+    assert plan_fleet(fleet()).dtype == "bfloat16"

@@ -1,18 +1,19 @@
 """The optimum is the optimum: against brute force, from a pool that lacks it, and with a bound that holds."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from bimetal.errors import InfeasibleError
 from bimetal.planner.formulation import formulate, read_solution
-from bimetal.planner.milp import Solved
-from bimetal.planner.optimise import _undominated, optimise
+from bimetal.planner.milp import Milp, Solved
+from bimetal.planner.optimise import optimise
+from bimetal.planner.pricing import undominated
 from bimetal.planner.problem import Problem
 
 EXACT = 1e-6
@@ -148,6 +149,133 @@ def test_no_gap_against_brute_force(p):
         assert found.bound == pytest.approx(best, abs=EXACT)
 
 
+def least_cost(p):
+    """The same program written another way, every template whole and N+1 a binary a (template, limits, class), for another front
+    end: what brute force cannot enumerate. Its solver knows nothing of levels, pricing or dominance."""
+    T, K, C = p.rate.shape
+    P, G = p.num_kinds, len(p.owned)
+    keys = [(t, k) for t in range(T) for k in range(K) if p.rate[t, k, k] > 0]
+    shares = [(t, k, c) for t, k in keys for c in range(C) if p.rate[t, k, c] > 0]
+    sizes = {
+        "N": len(keys),
+        "z": len(shares),
+        "used": len(shares),
+        "nodes": G,
+        "own": G,
+        "main": C * P,
+        "alike": C * P,
+    }
+    sizes |= {"loss": C, "spare": C}
+    at = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    columns = sum(sizes.values())
+    rows, lower = [], []
+
+    def add(terms, least):
+        row = np.zeros(columns)
+        for name, i, value in terms:
+            row[at[name] + i] += value
+        rows.append(row)
+        lower.append(least)
+
+    for i, key in enumerate(keys):
+        add([("N", i, 1.0), *(("z", j, -1.0) for j, s in enumerate(shares) if s[:2] == key)], 0.0)
+    for c in range(C):
+        mine = [j for j, s in enumerate(shares) if s[2] == c]
+        supply = [("z", j, p.rate[shares[j]]) for j in mine]
+        add([*supply, ("loss", c, -1.0), ("spare", c, -1.0)], p.wanted[c])
+        for k in range(P):
+            of_kind = [("z", j, p.rate[shares[j]]) for j in mine if p.kind[shares[j][0]] == k]
+            add([*of_kind, ("alike", c * P + k, -1.0)], 0.0)
+            add([("main", c * P + k, p.wanted[c]), ("alike", c * P + k, -1.0)], 0.0)
+        add([("main", c * P + k, -1.0) for k in range(P)], -1.0)
+        alike = [("alike", c * P + k, p.mixed_loss[c]) for k in range(P)]
+        add([("loss", c, 1.0), *alike], p.mixed_loss[c] * p.wanted[c])
+        for j in mine if p.spare[c] else ():
+            add([("used", j, 100.0), ("z", j, -1.0)], 0.0)
+            add([("spare", c, 1.0), ("used", j, -p.rate[shares[j]])], 0.0)
+    for g in range(G):
+        used = [("N", i, -p.usage[t, g]) for i, (t, _) in enumerate(keys)]
+        add([*used, ("own", g, 1.0), ("nodes", g, float(p.per_node[g]))], 0.0)
+    cost, upper, whole = np.zeros(columns), np.full(columns, np.inf), np.zeros(columns)
+    cost[at["nodes"] : at["nodes"] + G] = p.price_usd_per_h * p.per_node
+    upper[at["nodes"] : at["nodes"] + G] = p.buyable_nodes
+    upper[at["own"] : at["own"] + G] = p.owned
+    upper[at["used"] : at["used"] + len(shares)] = 1.0
+    for name in ("N", "used", "nodes", "main"):
+        whole[at[name] : at[name] + sizes[name]] = 1
+    found = milp(
+        cost,
+        constraints=LinearConstraint(np.array(rows), np.array(lower)),
+        bounds=Bounds(0, upper),
+        integrality=whole,
+        options={"mip_rel_gap": 0.0},
+    )
+    return found.fun if found.success else None
+
+
+@st.composite
+def larger_problems(draw):
+    """Up to eight templates of two kinds of GPU, two classes with N+1 that may share a replica, of three compositions."""
+    forms = [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2), (0, 4), (1, 1), (2, 2)]
+    usage = draw(st.lists(st.sampled_from(forms), min_size=5, max_size=8))
+    compositions = {(True, False): 0, (False, True): 1, (True, True): 2}
+    rate = np.zeros((len(usage), 2, 2))
+    for t, used in enumerate(usage):
+        per_gpu = draw(st.floats(0.6, 1.6))
+        rate[t, 0, 0] = round(sum(used) * per_gpu, 2) * draw(st.sampled_from([0.0, 1.0, 1.0]))
+        rate[t, 1, 1] = round(sum(used) * draw(st.floats(0.8, 2.0)), 2)
+        rate[t, 0, 1] = round(rate[t, 1, 1] * 0.8, 2) if rate[t, 0, 0] else 0.0
+    return problem(
+        usage,
+        rate,
+        [compositions[a > 0, b > 0] for a, b in usage],
+        [draw(st.floats(1.0, 12.0)), draw(st.floats(1.0, 8.0))],
+        spare=[True, draw(st.booleans())],
+        owned=np.array([draw(st.sampled_from([0.0, 4.0])), 0.0]),
+        per_node=np.array([2, draw(st.sampled_from([1, 4]))]),
+        buyable_nodes=np.array([6.0, 6.0]),
+        price_usd_per_h=np.array([1.0, draw(st.floats(0.7, 1.5))]),
+    )
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(larger_problems())
+def test_no_gap_against_another_program(p):
+    best = least_cost(p)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            optimise(p, gap=0.0)
+    else:
+        found = optimise(p, gap=0.0, time_limit_s=30.0)
+        assert found.objective == pytest.approx(best, abs=1e-5)
+        assert found.bound == pytest.approx(best, abs=1e-5)
+        rough = optimise(p, gap=0.05)
+        assert rough.bound <= best + 1e-5 <= rough.objective + 2e-5
+
+
+def test_a_faster_replica_does_not_replace_one_that_classes_share():
+    """The class with N+1 is served by two replicas of the second kind and by half of one of the first, all of rate 1. Half of one
+    of rate 2 would give as much more as it asks for in spare only if it were whole."""
+    rate = np.zeros((3, 2, 2))
+    rate[0] = [[1.0, 1.0], [0.0, 1.0]]
+    rate[1] = [[2.0, 1.0], [0.0, 1.0]]
+    rate[2, 0, 0] = 1.0
+    p = problem(
+        [[1, 0], [1, 0], [0, 1]],
+        rate,
+        [0, 0, 1],
+        [1.5, 0.5],
+        mixed_loss=np.zeros(2),
+        spare=[True, False],
+        per_node=np.array([1, 1]),
+        buyable_nodes=np.array([9.0, 9.0]),
+        price_usd_per_h=np.array([1.5, 1.0]),
+    )
+    assert undominated(p).all()
+    assert optimise(p, gap=0.0, initial=[1, 2]).objective == pytest.approx(3.5)
+    assert least_cost(p) == pytest.approx(3.5)
+
+
 MANY = problem(
     usage=[[2, 0], [1, 0], [0, 2], [0, 1], [1, 1], [2, 2]],
     rate=[[[3.0]], [[1.4]], [[4.4]], [[2.0]], [[3.6]], [[8.0]]],
@@ -187,7 +315,7 @@ def test_the_bound_is_below_every_plan_and_the_root_below_that():
 
 def test_dominated_templates_are_out_and_equal_ones_are_not_both():
     p = problem([[2, 0], [1, 0], [1, 0], [0, 1]], [[[2.0]], [[1.0]], [[1.0]], [[0.5]]], [0, 0, 0, 1], [1.0])
-    assert _undominated(p).tolist() == [False, True, False, True]
+    assert undominated(p).tolist() == [False, True, False, True]
 
 
 def test_whole_nodes_are_paid():
@@ -286,3 +414,49 @@ def test_an_even_mix_costs_what_was_measured_and_a_small_addition_little():
     assert found.chosen.lost_per_s[0] > 0
     few = replace(p, owned=np.array([5.0, 0.0]))
     assert optimise(few, gap=0.0).chosen.lost_per_s[0] == pytest.approx(0.0)
+
+
+def test_free_gpus_are_not_wasted():
+    """Owned ones whose power is free, and stock at no price: as few as serve the demand, and still none that costs."""
+    owned = replace(
+        MANY, owned=np.array([12.0, 0.0]), buyable_nodes=np.array([0.0, 6.0]), wanted=np.array([5.5])
+    )
+    found = optimise(owned, gap=0.0)
+    assert found.objective == 0.0
+    assert found.chosen.nodes.tolist() == [0, 0]
+    assert found.chosen.owned_used.tolist() == [4.0, 0.0]  # two of 3.0, each on two GPUs
+    gift = replace(MANY, price_usd_per_h=np.array([0.0, 1.5]), wanted=np.array([5.5]))
+    found = optimise(gift, gap=0.0)
+    assert found.chosen.usd_per_h == 0.0
+    assert found.chosen.nodes.tolist() == [2, 0]
+    most = optimise(replace(owned, objective="goodput"), gap=0.0).chosen
+    assert most.owned_used.tolist() == [4.0, 0.0]
+    assert most.served_ratio.tolist() == pytest.approx([1.0])
+
+
+def test_the_time_limit_holds_where_nothing_is_found(monkeypatch):
+    """A solver that finds nothing and proves nothing, and a clock that moves a second whenever it is read."""
+    solved = Milp.solve
+
+    def finds_nothing(self, *, relax=False, **options):
+        if relax:
+            return solved(self, relax=True)
+        return Solved("unknown", np.inf, -np.inf, np.zeros(self.num_columns), np.empty(0))
+
+    monkeypatch.setattr(Milp, "solve", finds_nothing)
+    seconds = count()
+    with pytest.raises(InfeasibleError, match="no plan was found in 20 s, nor a proof"):
+        optimise(MANY, time_limit_s=20.0, clock=lambda: float(next(seconds)))
+    assert next(seconds) <= 25
+
+
+def test_solvers_are_given_no_more_than_is_left(monkeypatch):
+    solved, given = Milp.solve, []
+
+    def noted(self, *, relax=False, time_limit_s=60.0, **options):
+        given.append(0.0 if relax else time_limit_s)
+        return solved(self, relax=relax, time_limit_s=time_limit_s, **options)
+
+    monkeypatch.setattr(Milp, "solve", noted)
+    optimise(MANY, gap=0.0, time_limit_s=0.4)
+    assert max(given) <= 0.4

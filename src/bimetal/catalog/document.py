@@ -5,7 +5,7 @@ Owns the wording of "this value in this file is wrong". Knows nothing of what th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,9 +51,14 @@ class Document:
     def validate(self, adapter: TypeAdapter[T]) -> T:
         """The document as the adapter's type, or a ConfigError with a line per fault."""
         try:
-            return adapter.validate_python(self.value)
+            read = adapter.validate_python(self.value)
         except ValidationError as error:
             faults = error.errors()
+        else:
+            for location, given in _lost_booleans(self.value, read):
+                word = str(given).lower()
+                raise self.error(location, f"must be a number, or text in quotes (got the boolean {word})")
+            return read
         lines = [str(self.error(fault["loc"], _describe(fault))) for fault in faults[:MAX_ERRORS_SHOWN]]
         if len(faults) > MAX_ERRORS_SHOWN:
             lines.append(f"{self.source}: and {len(faults) - MAX_ERRORS_SHOWN} more")
@@ -100,6 +105,20 @@ class Document:
         elif isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 self._refuse_doubled_keys(item, visited)
+
+
+def _lost_booleans(given: object, read: object, location: Location = ()) -> Iterator[tuple[Location, bool]]:
+    """Booleans of the file that were read as something else: pydantic takes `true` for 1 wherever a number may stand."""
+    if isinstance(given, bool):
+        if not isinstance(read, bool):
+            yield location, given
+    elif isinstance(given, dict):
+        for key, value in given.items():
+            known = read.get(key, value) if isinstance(read, Mapping) else getattr(read, str(key), value)
+            yield from _lost_booleans(value, known, (*location, key))
+    elif isinstance(given, list) and isinstance(read, list | tuple) and len(given) == len(read):
+        for i, (value, known) in enumerate(zip(given, read, strict=True)):
+            yield from _lost_booleans(value, known, (*location, i))
 
 
 def _describe(fault: ErrorDetails) -> str:

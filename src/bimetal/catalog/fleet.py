@@ -17,6 +17,7 @@ from bimetal.catalog.hardware import CPU, GpuSpec, cpu_spec, find_gpu, override
 from bimetal.catalog.links import DEFAULT_LINK, LOOPBACK, SAME_HOST, LinkSpec, find_link
 from bimetal.catalog.models import ModelSpec, load_model_spec
 from bimetal.errors import ConfigError
+from bimetal.units import DTYPE_BYTES
 
 _STRICT = ConfigDict(extra="forbid")
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -137,13 +138,20 @@ class Fleet:
     links: tuple[Link, ...] = ()
     default_link: str = DEFAULT_LINK.name
     """Between hosts that no entry of `links` joins."""
-    dtype: Dtype = "bfloat16"
+    dtype: Dtype | None = None
+    """Of the weights; None: as the checkpoint stores them."""
     limits: Limits = field(default_factory=Limits)
     version: Literal[1] = 1
 
     @property
     def model_spec(self) -> ModelSpec:
         return load_model_spec(self.model)
+
+    @property
+    def weight_dtype(self) -> str:
+        """As given, or the checkpoint's own; 16 bits where that is none that can be planned for."""
+        own = self.model_spec.weight_dtype
+        return self.dtype or (own if own in DTYPE_BYTES else "bfloat16")
 
     def link_between(self, first: str, second: str) -> LinkSpec:
         """The link that joins two nodes; nodes without an address are on this machine."""

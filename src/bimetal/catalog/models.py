@@ -142,9 +142,14 @@ class ModelSpec:
         A tied embedding is held twice when the first and the last layer are on different stages.
         """
         total = sum(self.layer_params(i) for i in range(start_layer, end_layer))
+        norm = self.hidden_size * (end_layer == self.num_layers)
+        return int(total) + self.stage_embedding_params(start_layer, end_layer) + norm
+
+    def stage_embedding_params(self, start_layer: int, end_layer: int) -> int:
+        """Of the embedding and the output head, as far as these layers' stage holds them."""
         first, last = start_layer == 0, end_layer == self.num_layers
-        copies = first + last if not (first and last and self.tied_embeddings) else 1
-        return int(total) + copies * self.embedding_params + last * self.hidden_size
+        copies = 1 if first and last and self.tied_embeddings else first + last
+        return copies * self.embedding_params
 
     def kv_bytes_per_token(self, dtype: str = "bfloat16", num_layers: int | None = None) -> int:
         """Keys and values of one token over `num_layers` layers (all, unless given).

@@ -93,7 +93,7 @@ def plan_of_file(file: Path, quiet: bool = False) -> Plan:
     import yaml
 
     from bimetal.errors import ConfigError
-    from bimetal.plan import load_plan
+    from bimetal.plan import is_decision, load_plan
 
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def plan_of_file(file: Path, quiet: bool = False) -> Plan:
         if not quiet:
             print_plan(plan)
         return plan
-    if isinstance(document, dict) and "replicas" in document:
+    if (isinstance(document, dict) and "replicas" in document) or is_decision(document):
         return load_plan(file)
     raise ConfigError(
         f"{file}: has neither `replicas`, as a plan does, nor `nodes`, as a fleet does: give one of them"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import bimetal
+from bimetal.catalog.hardware import CPU
 from bimetal.catalog.models import ModelSpec, load_model_spec
 from bimetal.engine.driver.stages import device_of
 from bimetal.engine.link.tcp import connect
@@ -142,8 +143,9 @@ def _check_node(
         if device.get("kernels")
         else Finding(where, "kernels", False, "none for this architecture", "use a listed GPU, or cpu")
     )
-    need = spec.stage_params(stage.start_layer, stage.end_layer) * _dtype_bytes(plan)
-    kv = plan.max_model_len * spec.kv_bytes_per_token(plan.dtype, stage.num_layers)
+    need = spec.stage_params(stage.start_layer, stage.end_layer) * _weight_bytes(plan, stage)
+    kv_dtype = "float32" if plan.dtype == "float32" else "bfloat16"
+    kv = plan.max_model_len * spec.kv_bytes_per_token(kv_dtype, stage.num_layers)
     enough = device["free_bytes"] >= need + kv
     detail = f"{format_bytes(device['free_bytes'])} free, {format_bytes(need + kv)} needed for weights and one sequence"
     findings.append(
@@ -152,7 +154,10 @@ def _check_node(
     return findings
 
 
-def _dtype_bytes(plan: Plan) -> int:
+def _weight_bytes(plan: Plan, stage: Stage) -> int:
+    """Of one weight; CPU stages widen what is stored in 8 bits."""
+    if plan.dtype == "float8" and stage.gpu != CPU:
+        return 1
     return 4 if plan.dtype == "float32" else 2
 
 

@@ -49,9 +49,11 @@ class StageShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Over the whole group."""
+        """Over the whole group. FP8 checkpoints keep embedding and output head in 16 bits; a mere `dtype` says nothing of them."""
         params = self.model.stage_params(self.start_layer, self.end_layer)
-        return int(params * DTYPE_BYTES[self.dtype])
+        narrow = self.model.quantization is not None and self.dtype == "float8"
+        ends = self.model.stage_embedding_params(self.start_layer, self.end_layer) if narrow else 0
+        return int((params - ends) * DTYPE_BYTES[self.dtype] + ends * ACTIVATION_BYTES)
 
     @property
     def kv_copies(self) -> int:

@@ -61,7 +61,7 @@ def plan_fleet(fleet: Fleet, calibration: Calibration | None = None) -> Plan:
     return Plan(
         model=fleet.model,
         replicas=(Replica("replica-0", stages),),
-        dtype=fleet.dtype,
+        dtype=chain.dtype,
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
         predicted_output_tokens_per_s=round(tokens_per_s, 3),
@@ -119,6 +119,7 @@ class Chain:
         self.fleet = fleet
         self._calibration = calibration
         self.model = fleet.model_spec
+        self.dtype = fleet.weight_dtype
         self.slots = [Slot(node, node.device, i) for node in fleet.nodes for i in range(node.num_stages)]
         if len(self.slots) > self.model.num_layers:
             raise InfeasibleError(
@@ -131,7 +132,10 @@ class Chain:
 
     def shape(self, stage: int, start: int, end: int) -> StageShape:
         slot = self.slots[stage]
-        return StageShape(self.model, start, end, slot.device, slot.tensor_parallel, self.fleet.dtype)
+        widened = slot.device.is_cpu and self.dtype == "float8"  # a CPU stage keeps no 8-bit weights
+        wide = "float32" if self.model.dtype == "float32" else "bfloat16"
+        dtype = wide if widened else self.dtype
+        return StageShape(self.model, start, end, slot.device, slot.tensor_parallel, dtype)
 
     def room_bytes(self, stage: int) -> float:
         """What weights and KV cache may fill on the stage's whole group."""
@@ -173,7 +177,7 @@ class Chain:
     def wires(self, num_micro_batches: int) -> tuple[list[float], float]:
         """Seconds that each wire carries one micro-batch, and all hops together, the ids' way back included."""
         size = self.fleet.limits.planned_concurrency / num_micro_batches
-        payload = size * self.model.hidden_size * max(ACTIVATION_BYTES, DTYPE_BYTES[self.fleet.dtype])
+        payload = size * self.model.hidden_size * max(ACTIVATION_BYTES, DTYPE_BYTES[self.dtype])
         names = [slot.node.name for slot in self.slots]
         links = [self.fleet.link_between(a, b) for a, b in pairwise(names)]
         if not links:
@@ -274,7 +278,7 @@ class Chain:
             return f"lower max_num_seqs to at most {low}, or mean_context, or add a node"
         weights = self.shape(0, 0, self.model.num_layers).weight_bytes
         room = sum(self.room_bytes(i) for i in range(len(self.slots)))
-        narrower = "dtype float8" if DTYPE_BYTES[self.fleet.dtype] > 1 else "a smaller model"
+        narrower = "dtype float8" if DTYPE_BYTES[self.dtype] > 1 else "a smaller model"
         return (
             f"the model weighs {format_bytes(weights)}, all stages together have {format_bytes(room)}, and one "
             f"sequence of {limits.max_model_len} tokens must fit: add GPUs, or use {narrower}"

@@ -11,11 +11,14 @@
     jobs        sum_g job_fg                                             = 1
     power       sum_g watts_g (owned_g + per_node_g nodes_g)            <= cap
     budget      the objective above                                     <= budget
-    spare       spare_c >= rate_tkc used_tkc,   z_tkc <= most_tk used_tkc
+    spare       spare_c                                                  = level_1c + sum_l step_lc reached_lc
+    reached     sum_(tk with rate_tkc >= level_lc) rate_tkc z_tkc       <= most_lc reached_lc + sum_(m > l) step_mc reached_mc
 
-N, nodes integer; main, job, used binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
+N, nodes integer; main, job, reached binary; z, owned, loss, spare not negative; served in [0, 1], 1 unless goodput is
 maximised; for headroom all are one number that is. N_tk replicas of template t run to the limits of class k; z_tkc of them serve class c (time shared: step times are
 affine in what they hold, so that shares add up). Each class has one main composition, and loses e of what others serve.
+
+The last two rows are N+1, written and explained in `spare`.
 
 Only templates in `core` appear so. Every other one is there without its integers (N = z, at the class's own limits), which
 makes the program a relaxation of the one over all templates: its bound holds for all of them.
@@ -31,6 +34,7 @@ from numpy.typing import NDArray
 
 from bimetal.planner.milp import Floats, Indices, Milp, Solved
 from bimetal.planner.problem import Problem
+from bimetal.planner.spare import keep_spare, reached_rates
 
 GOODPUT_TIE_BREAK = 1e-6
 """Of a dollar an hour against a token per second: of equal goodput, the cheaper plan."""
@@ -70,6 +74,8 @@ class Rows:
     of_kind: Indices
     """[C, P]."""
     gpus: Indices
+    reached: tuple[tuple[Floats, Indices], ...]
+    """By class, levels and their rows; none without N+1."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,13 @@ def formulate(
     G, C, P = len(problem.owned), len(problem.wanted), problem.num_kinds
     maximise = problem.objective == "goodput"
     asked = np.maximum(problem.wanted, LEAST_LOAD * problem.rate.max(axis=(0, 1), initial=0.0))
-    weight = {"cost": 1.0, "goodput": GOODPUT_TIE_BREAK, "headroom": 0.0}[problem.objective]
+    weight = {"cost": 1.0, "goodput": GOODPUT_TIE_BREAK, "headroom": 0.0, "fewest": 0.0}[problem.objective]
     node_usd = problem.price_usd_per_h * problem.per_node
+    each = 1.0 if problem.objective == "fewest" else 0.0
 
-    nodes = m.variables(G, upper=problem.buyable_nodes, cost=weight * node_usd, integer=True)
-    own = m.variables(G, upper=problem.owned, cost=weight * problem.owned_usd_per_h)
+    nodes_cost = weight * node_usd + each * problem.per_node
+    nodes = m.variables(G, upper=problem.buyable_nodes, cost=nodes_cost, integer=True)
+    own = m.variables(G, upper=problem.owned, cost=weight * problem.owned_usd_per_h + each)
     goodput = -asked * problem.tokens if maximise else 0.0
     if problem.objective == "headroom":
         served, most = np.repeat(m.variables(1, lower=1.0, upper=MOST_HEADROOM, cost=-1.0), C), MOST_HEADROOM
@@ -139,9 +147,15 @@ def formulate(
             m.row([(alike[c, p], 1.0), (main[c, p], -wanted * most)], upper=0.0)
         m.row([(main[c], 1.0)], lower=1.0, upper=1.0)
         m.row([(loss[c], 1.0), (served[c], -lost * wanted), (alike[c], lost)], lower=0.0)
-    if not maximise:
-        _least_spares(m, problem, spare)
-    _keep_spares(m, problem, asked, share, spare)
+    reached, reaches = [], reached_rates(problem)
+    for c in range(C):
+        mine, others = c_share == c, c_rest == c
+        by_level = (
+            (z[mine], rate[mine], rate[mine]),
+            (y[others], rate_rest[others], reaches[t_rest[others], c]),
+        )
+        needed = float(asked[c] * most * (1 + problem.mixed_loss[c]))
+        reached.append(keep_spare(m, problem, c, needed, int(spare[c]), by_level))
 
     gpus = np.zeros(G, np.int64)
     need = np.where(allowed, problem.jobs, 0.0)
@@ -158,7 +172,9 @@ def formulate(
     m.row([(own, problem.watts), (nodes, problem.watts * problem.per_node)], upper=problem.power_cap_w)
     m.row([(own, problem.owned_usd_per_h), (nodes, node_usd)], upper=problem.budget_usd_per_h)
     return Program(
-        m, Columns(run, share, y, nodes, own, served, loss, main, jobs), Rows(demand, of_kind, gpus)
+        m,
+        Columns(run, share, y, nodes, own, served, loss, main, jobs),
+        Rows(demand, of_kind, gpus, tuple(reached)),
     )
 
 
@@ -185,26 +201,6 @@ def most_replicas(problem: Problem, t: int) -> float:
     return float(np.floor((problem.largest_fleet[used] / problem.usage[t][used]).min()))
 
 
-def _least_spares(m: Milp, problem: Problem, spare: Indices) -> None:
-    """Whatever serves a class is no smaller than the smallest that can: cuts off what has no integers."""
-    for c in np.flatnonzero(problem.spare):
-        able = problem.rate[:, :, c].max(axis=1)
-        m.row([(spare[c], 1.0)], lower=float(able[able > 0].min(initial=np.inf)) if able.any() else 0.0)
-
-
-def _keep_spares(
-    m: Milp, problem: Problem, asked: Floats, share: dict[tuple[int, int, int], int], spare: Indices
-) -> None:
-    for (t, k, c), column in share.items():
-        if problem.spare[c]:
-            used = m.variables(1, upper=1.0, integer=True)
-            needed = asked[c] * (1 + problem.mixed_loss[c]) + problem.rate[:, :, c].max()
-            needed *= MOST_HEADROOM if problem.objective == "headroom" else 1.0
-            most = min(most_replicas(problem, t), needed / problem.rate[t, k, c])
-            m.row([(column, 1.0), (used, -most)], upper=0.0)
-            m.row([(spare[c], 1.0), (used, -problem.rate[t, k, c])], lower=0.0)
-
-
 @dataclass(frozen=True)
 class Chosen:
     """A solution in whole replicas."""
@@ -221,6 +217,10 @@ class Chosen:
     jobs: dict[int, int]
     """Job to kind of GPU."""
     usd_per_h: float
+
+    def num_gpus(self, problem: Problem) -> float:
+        """Bought, rented, or owned and used."""
+        return float(self.nodes @ problem.per_node + self.owned_used.sum())
 
 
 def read_solution(problem: Problem, program: Program, solved: Solved) -> Chosen:

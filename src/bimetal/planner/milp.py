@@ -24,6 +24,7 @@ Terms = Sequence[tuple[ArrayLike, ArrayLike]]
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 """feasible: stopped with a solution, by time or gap."""
 INFINITY = float("inf")
+_HEURISTICS = tuple(f"mip_heuristic_run_{name}" for name in ("rins", "rens", "root_reduced_cost"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,12 @@ class Milp:
         gap: float = 0.0,
         time_limit_s: float = 60.0,
         start: Mapping[int, float] | None = None,
+        at_most: float = INFINITY,
+        heuristics: bool = True,
     ) -> Solved:
-        """`relax`: without integers, and with duals. `start`: values of some columns, to be made a solution and begun from."""
+        """`relax`: without integers, and with duals. `start`: values of some columns, to be made a solution and begun from.
+        `at_most`: only solutions whose objective is no higher; infeasible if there is none. `heuristics`: look for solutions
+        in smaller programs too, which is lost time where only the bound matters."""
         highspy = _highspy()
         solver = highspy.Highs()
         solver.silent()
@@ -111,7 +116,13 @@ class Milp:
         solver.setOptionValue("mip_rel_gap", gap)
         solver.setOptionValue("mip_abs_gap", 1e-9)
         solver.setOptionValue("random_seed", 0)
+        for option in () if heuristics else _HEURISTICS:
+            solver.setOptionValue(option, False)
         solver.passModel(self._model(highspy, relax))
+        if at_most < INFINITY:
+            cost = np.concatenate(self._cost)
+            counted = np.flatnonzero(cost).astype(np.int32)
+            solver.addRow(-highspy.kHighsInf, at_most, len(counted), counted, cost[counted])
         if start and not relax:
             solver.setSolution(
                 len(start), np.array(list(start), dtype=np.int32), np.array(list(start.values()))

@@ -54,8 +54,8 @@ class Problem:
     budget_usd_per_h: float
     jobs: Floats
     """[F, G] GPUs that a job needs of a kind; infinite where it cannot run."""
-    objective: Literal["cost", "goodput", "headroom"] = "cost"
-    """headroom: the largest multiple of the demand, whatever it costs."""
+    objective: Literal["cost", "goodput", "headroom", "fewest"] = "cost"
+    """headroom: the largest multiple of the demand, whatever it costs; fewest: the fewest GPUs, whatever they cost."""
 
     @property
     def num_kinds(self) -> int:
