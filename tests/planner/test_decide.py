@@ -252,7 +252,7 @@ def test_boundaries_are_the_best_of_all():
 
 def test_a_plan_is_simulated_and_keeps_its_limits():
     p = planner(BOTH + CHAT.replace("rate_per_s: 60", "rate_per_s: 20"))
-    plan = p.plan("best")
+    plan = p.plan("best", [t.kind == "replica" for t in p.templates])
     (seen,) = plan.replays
     assert plan.passed
     assert seen.ttft_s[99] <= 2

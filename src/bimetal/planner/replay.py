@@ -19,7 +19,8 @@ from bimetal.simulate.trace import Floats, Trace, merge
 
 MOST_REPLICAS = 4
 """Of a group, simulated: a larger group is steadier, so that this errs to the slow side."""
-MOST_REQUESTS = 4000
+MOST_REQUESTS = 2000
+"""Of a class without a trace, in one run."""
 WARM_UP = 0.1
 """Of the time, not counted: replicas start empty."""
 
@@ -56,15 +57,20 @@ def replay(
     evaluators: Mapping[str, Evaluator],
     traffic: Sequence[Traffic],
     seed: int,
+    draw: int = 0,
+    lost: Mapping[str, float] | None = None,
 ) -> list[ClassReplay]:
-    """Per class that sends requests; `evaluators` by model."""
+    """Per class that sends requests; `evaluators` by model. `draw`: which of many runs of equal chances.
+
+    `lost`: by class, of what is asked, what routing between unlike replicas costs: every group bears that much more.
+    """
     seen: dict[str, list[tuple[Floats, Floats, float]]] = {t.name: [] for t in traffic}
     given: dict[str, float] = {t.name: 0.0 for t in traffic}
     by_name = {t.name: t for t in traffic}
     for position, group in enumerate(groups):
-        rng = np.random.default_rng([seed, position])
+        rng = np.random.default_rng([seed, position, draw])
         copies = min(group.number, MOST_REPLICAS)
-        trace = _share(group, copies, by_name, rng)
+        trace = _share(group, copies, by_name, rng, lost or {})
         if trace is None:
             continue
         ttft, tpot = _run(group.template, copies, trace, evaluators[group.template.model.name])
@@ -80,13 +86,17 @@ def replay(
 
 
 def _share(
-    group: Group, copies: int, traffic: Mapping[str, Traffic], rng: np.random.Generator
+    group: Group,
+    copies: int,
+    traffic: Mapping[str, Traffic],
+    rng: np.random.Generator,
+    lost: Mapping[str, float],
 ) -> Trace | None:
-    """The requests of so many of the group's replicas: a trace's thinned, synthetic ones stretched over longer time."""
+    """The requests of so many of the group's replicas: a trace's thinned, synthetic ones in another order and over longer time."""
     traces = []
     for name, rate in group.served_per_s.items():
         t = traffic[name]
-        wanted = rate * copies / group.number
+        wanted = rate * (1 + lost.get(name, 0.0)) * copies / group.number
         if wanted <= 0:
             continue
         trace = Trace(t.trace.arrival_s, t.trace.input_tokens, t.trace.output_tokens, (name,))
@@ -95,7 +105,7 @@ def _share(
             kept[0] = True
             trace = Trace(trace.arrival_s[kept], trace.input_tokens[kept], trace.output_tokens[kept], (name,))
         else:
-            trace = trace.compressed(wanted / t.rate_per_s)
+            trace = _reordered(trace, rng).compressed(wanted / t.rate_per_s)
         traces.append(trace)
     if not traces:
         return None
@@ -103,6 +113,13 @@ def _share(
     cut = [trace.first(max(1, int(np.searchsorted(trace.arrival_s, span, side="right")))) for trace in traces]
     merged = merge(cut)
     return merged.first(MOST_REQUESTS) if not any(traffic[n].from_trace for n in merged.classes) else merged
+
+
+def _reordered(trace: Trace, rng: np.random.Generator) -> Trace:
+    """Independent requests, as likely in any order: the same waits between them and the same lengths, each shuffled."""
+    arrival = np.concatenate([[0.0], np.cumsum(rng.permutation(np.diff(trace.arrival_s)))])
+    order = rng.permutation(len(trace))
+    return Trace(arrival, trace.input_tokens[order], trace.output_tokens[order], trace.classes)
 
 
 def _run(template: Template, copies: int, trace: Trace, evaluator: Evaluator) -> tuple[Floats, Floats]:

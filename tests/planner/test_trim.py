@@ -1,0 +1,156 @@
+"""A plan is made smaller as far as its proof bears, and no further; traffic is shared over what is left as reckoned by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bimetal.planner.formulation import Chosen
+from bimetal.planner.optimise import optimise
+from bimetal.planner.problem import Problem
+from bimetal.planner.proof import Proof
+from bimetal.planner.trim import MOST_FAILURES, share, trim, without_largest
+
+
+def problem(usage, rate, wanted, **changes):
+    """Template t is run to the limits of class k and serves class c at rate[t][k][c]."""
+    usage, rate = np.array(usage, float), np.array(rate, float)
+    kinds, classes = usage.shape[1], rate.shape[2]
+    given = Problem(
+        usage=usage,
+        rate=rate,
+        kind=np.arange(len(usage)),
+        wanted=np.array(wanted, float),
+        tokens=np.full(classes, 100.0),
+        mixed_loss=np.zeros(classes),
+        spare=[False] * classes,
+        per_node=np.ones(kinds, dtype=np.int64),
+        owned=np.zeros(kinds),
+        buyable_nodes=np.full(kinds, 20.0),
+        price_usd_per_h=np.array([1.0, 3.0][:kinds]),
+        owned_usd_per_h=np.zeros(kinds),
+        watts=np.full(kinds, 500.0),
+        power_cap_w=np.inf,
+        budget_usd_per_h=np.inf,
+        jobs=np.zeros((0, kinds)),
+    )
+    return replace(given, **changes)
+
+
+def fleet(p, replicas, jobs=None):
+    needed = sum((p.usage[t] * n for (t, _), n in replicas.items()), np.zeros(len(p.owned)))
+    for job, g in (jobs or {}).items():
+        needed[g] += p.jobs[job, g]
+    nodes = np.ceil(np.maximum(needed - p.owned, 0) / p.per_node).astype(int)
+    return Chosen(
+        replicas=replicas,
+        served_per_s={},
+        nodes=nodes,
+        owned_used=np.minimum(p.owned, needed),
+        served_ratio=np.ones(len(p.wanted)),
+        lost_per_s=np.zeros(len(p.wanted)),
+        jobs=jobs or {},
+        usd_per_h=float(
+            (nodes * p.per_node * p.price_usd_per_h).sum()
+            + (np.minimum(p.owned, needed) * p.owned_usd_per_h).sum()
+        ),
+    )
+
+
+def bears(p, most):
+    """As if each replica truly served `most` times what the formulas say; the calls are kept."""
+    tried = []
+
+    def prove(chosen):
+        tried.append(chosen)
+        load = dict.fromkeys(chosen.replicas, 0.0)
+        for (t, k, c), rate in chosen.served_per_s.items():
+            load[t, k] += rate * (1 + chosen.lost_per_s[c] / p.wanted[c]) / p.rate[t, k, c]
+        return Proof((), {"all": (max(load[key] / n for key, n in chosen.replicas.items()) / most, 0.0)})
+
+    return prove, tried
+
+
+def test_a_node_that_the_formulas_wanted_goes_and_the_next_stays():
+    p = problem([[1]], [[[1.0]]], [8.4])
+    chosen = optimise(p, gap=0.0).chosen
+    assert chosen.nodes.tolist() == [9]
+    prove, tried = bears(p, 1.1)
+    smaller, proof = trim(p, chosen, prove)
+    assert proof.passed
+    assert smaller.chosen.nodes.tolist() == [8]  # 8.4 / 8 = 1.05 each; seven would bear 1.2
+    assert smaller.chosen.usd_per_h == 8.0
+    assert smaller.formula_ratio == pytest.approx(8 / 8.4)
+    assert sum(smaller.chosen.served_per_s.values()) == pytest.approx(8.4)
+    assert [sum(c.replicas.values()) for c in tried] == [8, 7]
+
+
+def test_nothing_goes_where_the_formulas_are_right():
+    p = problem([[1]], [[[1.0]]], [8.4])
+    prove, tried = bears(p, 1.0)
+    assert trim(p, optimise(p, gap=0.0).chosen, prove) is None
+    assert len(tried) == 1
+
+
+def test_the_dearest_saving_is_tried_first_and_failures_are_few():
+    p = problem([[1, 0], [0, 1]], [[[1.0]], [[3.0]]], [21.5])
+    prove, tried = bears(p, 1.0)
+    assert trim(p, fleet(p, {(0, 0): 10, (1, 0): 4}), prove) is None
+    assert [t.replicas for t in tried] == [{(0, 0): 10, (1, 0): 3}, {(0, 0): 9, (1, 0): 4}]
+    many = problem(np.eye(6), np.ones((6, 1, 1)), [6.0], price_usd_per_h=np.arange(6.0) + 1)
+    prove, tried = bears(many, 1.0)
+    assert trim(many, fleet(many, {(t, 0): 1 for t in range(6)}), prove) is None
+    assert len(tried) == MOST_FAILURES
+    assert [t.usd_per_h for t in tried] == [15.0, 16.0, 17.0]
+
+
+def test_whole_nodes_go_and_jobs_keep_theirs():
+    p = problem([[1]], [[[1.0]]], [8.9], per_node=np.array([4]))
+    prove, _ = bears(p, 1.2)
+    smaller, _ = trim(p, fleet(p, {(0, 0): 9}), prove)  # on three nodes; two hold eight
+    assert (smaller.chosen.replicas, smaller.chosen.nodes.tolist()) == ({(0, 0): 8}, [2])
+    busy = replace(p, jobs=np.array([[1.0]]))  # two nodes would hold seven beside it, which bear 1.27
+    assert trim(busy, fleet(busy, {(0, 0): 9}, {0: 0}), prove) is None
+
+
+def test_owned_gpus_are_left_out_where_their_power_costs():
+    p = problem([[1]], [[[1.0]]], [3.2], owned=np.array([8.0]), buyable_nodes=np.zeros(1))
+    prove, tried = bears(p, 1.1)
+    assert trim(p, fleet(p, {(0, 0): 4}), prove) is None
+    assert not tried
+    p = replace(p, owned_usd_per_h=np.array([0.1]))
+    smaller, _ = trim(p, fleet(p, {(0, 0): 4}), prove)
+    assert smaller.chosen.owned_used.tolist() == [3.0]
+    assert smaller.chosen.usd_per_h == pytest.approx(0.3)
+
+
+def test_traffic_over_unlike_replicas_is_shared_with_its_loss():
+    """3 m of the main kind and 1 m' of the other: 3 + 1 = 4 m + 0.16 (4 m - 3), so m = 4.48 / 4.64."""
+    p = problem([[1, 0], [0, 1]], [[[1.0]], [[1.0]]], [4.0], mixed_loss=np.array([0.16]))
+    found = share(p, fleet(p, {(0, 0): 4, (1, 0): 1}), {(0, 0): 3, (1, 0): 1})
+    assert found.formula_ratio == pytest.approx(4.48 / 4.64)
+    assert found.chosen.served_per_s == pytest.approx({(0, 0, 0): 3.0, (1, 0, 0): 1.0})
+    assert found.chosen.lost_per_s[0] == pytest.approx(0.16 * 1.0)
+
+
+def test_classes_of_one_model_are_overloaded_alike_and_those_of_another_not_at_all():
+    rate = np.zeros((2, 3, 3))
+    rate[0, :2, :2] = 2.0
+    rate[1, 2, 2] = 1.0
+    p = problem([[1, 0], [0, 1]], rate, [3.0, 1.5, 2.0])
+    chosen = fleet(p, {(0, 0): 3, (1, 2): 2})
+    found = share(p, chosen, {(0, 0): 2, (1, 2): 2})
+    assert found.formula_ratio == pytest.approx(4.0 / 4.5)
+    served = found.chosen.served_per_s
+    assert served == pytest.approx({(0, 0, 0): 3.0, (0, 0, 1): 1.5, (1, 2, 2): 2.0})
+    assert share(p, chosen, {(0, 0): 3}) is None  # nobody serves the third
+
+
+def test_n_plus_one_keeps_a_replica_to_lose():
+    p = problem([[1]], [[[1.0]]], [1.0], spare=[True])
+    chosen = optimise(p, gap=0.0).chosen
+    assert chosen.nodes.tolist() == [2]
+    rest = without_largest(p, chosen, 0)
+    assert rest.replicas == {(0, 0): 1}
+    assert rest.served_per_s == pytest.approx({(0, 0, 0): 1.0})
+    assert share(p, chosen, {(0, 0): 1}) is None  # nothing would be left
