@@ -1,14 +1,20 @@
 """A plan is made smaller as far as its proof bears, and no further; traffic is shared over what is left as reckoned by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bimetal.catalog.demand import parse_demand
+from bimetal.perf.calibration import published_calibration
+from bimetal.planner.decide import FleetPlanner
 from bimetal.planner.formulation import Chosen
 from bimetal.planner.optimise import optimise
 from bimetal.planner.problem import Problem
-from bimetal.planner.proof import Proof
+from bimetal.planner.proof import NUM_SEEDS, Proof, prove
+from bimetal.planner.replay import ClassReplay, Group, replay
+from bimetal.planner.service import Slack
 from bimetal.planner.trim import MOST_FAILURES, share, trim, without_largest
 
 
@@ -154,3 +160,79 @@ def test_n_plus_one_keeps_a_replica_to_lose():
     assert rest.replicas == {(0, 0): 1}
     assert rest.served_per_s == pytest.approx({(0, 0, 0): 1.0})
     assert share(p, chosen, {(0, 0): 1}) is None  # nothing would be left
+
+
+TRACES = Path(__file__).parents[2] / "examples" / "traces"
+TRACE = """\
+stock: [{gpu: MI300X, count: 64, per_node: 1}]
+models: [{name: Llama-3.1-70B, dtype: float8}]
+demand:
+  - {name: chat, kind: interactive, model: Llama-3.1-70B, trace: azure_llm_2023_conv.csv.gz, compress: 10,
+     ttft_p99_s: 2, tpot_p99_s: 0.1}
+"""
+
+
+def strict(text):
+    """A plan by formulas that were told to be too strict, of whole replicas on one GPU each."""
+    p = FleetPlanner(parse_demand(text, "d.yaml"), TRACES, published_calibration())
+    single = [t.kind == "replica" and t.num_gpus(0) == 1 for t in p.templates]
+    return p, p.plan("best", single, slacks={"chat": Slack(1.4, 1.4)}, simulate=False)
+
+
+def keeps(p, template, number):
+    """By simulation of so many equal replicas, nothing else between."""
+    traffic = p.traffic[0]
+    group = Group(template, number, {"chat": traffic.rate_per_s})
+    runs = [replay([group], p.evaluators, p.traffic, 0, draw)[0] for draw in range(NUM_SEEDS)]
+    return [r.ttft_s[99] <= traffic.ttft_s and r.tpot_s[99] <= traffic.tpot_s for r in runs], runs
+
+
+def test_simulation_says_how_few_replicas_do():
+    p, plan = strict(TRACE)
+    smaller = p.trimmed(plan)
+    (before,), (after,) = plan.groups, smaller.groups
+    assert after.number < before.number
+    assert smaller.gpus == (after.number,)
+    assert smaller.usd_per_h == pytest.approx(plan.usd_per_h * after.number / before.number)
+    assert smaller.formula_ratio == pytest.approx(
+        after.number * plan.problem.rate.max() / p.traffic[0].rate_per_s, rel=0.01
+    )
+    held, runs = keeps(p, after.template, after.number)
+    assert all(held)
+    assert smaller.replays[0].ttft_s[99] == max(r.ttft_s[99] for r in runs)
+    held, _ = keeps(p, after.template, after.number - 1)
+    assert not all(held)
+
+
+def test_n_plus_one_is_proven_without_a_replica():
+    p, plan = strict(TRACE.replace("ttft_p99_s", "n_plus_one: true, ttft_p99_s"))
+    smaller = p.trimmed(plan)
+    (before,), (after,) = plan.groups, smaller.groups
+    assert after.number < before.number
+    assert all(keeps(p, after.template, after.number - 1)[0])
+    assert not all(keeps(p, after.template, after.number - 2)[0])
+
+
+def test_a_plan_passes_with_every_seed_or_not_at_all(monkeypatch):
+    """One seed in three breaks the limit of 2 s; the worst is what is shown, wherever one begins."""
+    p, plan = strict(TRACE)
+    seen = dict(enumerate((1.5, 2.1, 1.9)))
+    run = []
+
+    def one(groups, evaluators, traffic, seed, draw, lost):
+        run.append(draw)
+        times = dict.fromkeys((50, 95, 99), seen[draw])
+        return [ClassReplay("chat", 100, times, dict.fromkeys((50, 95, 99), 0.05), 1.0, 1.0)]
+
+    monkeypatch.setattr("bimetal.planner.proof.replay", one)
+    found = prove(plan.groups, p.evaluators, p.traffic, 0)
+    assert (found.passed, found.hardest, run) == (False, 1, [0, 1])
+    assert found.worst["chat"] == pytest.approx((1.05, 0.5))
+    run.clear()
+    assert not prove(plan.groups, p.evaluators, p.traffic, 0, first=1).passed
+    assert run == [1]
+    seen[1] = 1.99
+    found = prove(plan.groups, p.evaluators, p.traffic, 0)
+    assert found.passed
+    assert found.replays[0].ttft_s[99] == 1.99
+    assert found.replays[0].num_requests == 300
