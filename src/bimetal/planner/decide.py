@@ -104,11 +104,11 @@ class FleetPlanner:
     """Templates of a demand, enumerated once, and plans from them."""
 
     def __init__(self, demand: Demand, folder: Path, calibration: Calibration) -> None:
-        self.demand = with_power_limits(demand)
+        self.demand, reasons = with_power_limits(demand)
         self.traffic = read_traffic(demand, folder)
         self.calibration = calibration
         self.engine = EngineLimits(max_num_seqs=demand.site.max_num_seqs)
-        self._reasons: list[str] = []
+        self._reasons = reasons
         self._rated: dict[frozenset[tuple[str, Slack]], Candidates] = {}
         self._proofs: dict[Hashable, Proof] = {}
         self._hardest_draw = 0

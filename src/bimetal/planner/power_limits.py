@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bimetal.catalog.demand import Demand, Stock
+from bimetal.catalog.demand import Demand, Site, Stock
 from bimetal.perf.power import FITTED_GPU, published_power_curve
 
 
@@ -23,16 +23,29 @@ class Pool:
     """That can be bought, all kinds together."""
 
 
-def with_power_limits(demand: Demand) -> Demand:
-    """The same demand, each entry followed by itself at each of its limits."""
+def with_power_limits(demand: Demand) -> tuple[Demand, list[str]]:
+    """The same demand, each entry followed by itself at each of its limits; and which limits are left out, since watts are free."""
     stock: list[Stock] = []
+    reasons = []
     for entry in demand.stock:
         free = replace(entry, power_limits_w=())
         stock.append(free)
-        stock += [
-            replace(free, power_limit_w=limit) for limit in entry.power_limits_w if limit != entry.spec.tdp_w
-        ]
-    return replace(demand, stock=tuple(stock))
+        limits = [limit for limit in entry.power_limits_w if limit != entry.spec.tdp_w]
+        if limits and not _watts_matter(entry, demand.site):
+            reasons.append(
+                f"power limits of {entry.spec.name} would only slow it: no site.power_cap_w, and its rent has its power in it"
+                if demand.site.electricity_usd_per_kwh
+                else f"power limits of {entry.spec.name} would only slow it: no site.power_cap_w, and no electricity_usd_per_kwh"
+            )
+            continue
+        stock += [replace(free, power_limit_w=limit) for limit in limits]
+    return replace(demand, stock=tuple(stock)), reasons
+
+
+def _watts_matter(entry: Stock, site: Site) -> bool:
+    """Whether fewer watts of an entry can ever be worth anything."""
+    paid = bool(entry.owned) or (entry.purchase_usd is not None and entry.price_usd_per_h is None)
+    return bool(site.power_cap_w) or (paid and site.electricity_usd_per_kwh > 0)
 
 
 def pools(stock: Sequence[Stock], buyable_nodes: Sequence[float]) -> tuple[Pool, ...]:
