@@ -68,7 +68,7 @@ def draw_prices(
 
 def _by_formulas(plan: FleetPlan) -> float:
     """Of the demand, what formulas say a trimmed fleet serves: simulation showed it to serve all, so that draws are held to that."""
-    if plan.formula_ratio >= 1:
+    if not plan.formula_ratios:
         return 1.0
     problem = plan.problem
     rate = {

@@ -64,8 +64,14 @@ class FleetPlan:
     num_rounds: int
     untrimmed_usd_per_h: float
     """Of the plan by the formulas, before nodes were taken away whose absence the simulation bore."""
-    formula_ratio: float = 1.0
-    """Of the demand, what the formulas say that the trimmed fleet serves: the rest is proven by simulation only."""
+    formula_ratios: tuple[float, ...] = ()
+    """[classes] of the demand, what the formulas say that the trimmed fleet serves: the rest is proven by simulation only.
+    Empty: nothing was trimmed."""
+
+    @property
+    def formula_ratio(self) -> float:
+        """Of the class that lacks most."""
+        return min(self.formula_ratios, default=1.0)
 
     @property
     def usd_per_h(self) -> float:
@@ -253,7 +259,7 @@ class FleetPlanner:
             optimum=replace(plan.optimum, chosen=smaller.chosen),
             groups=self.groups(plan.templates, smaller.chosen),
             replays=proof.replays,
-            formula_ratio=smaller.formula_ratio,
+            formula_ratios=smaller.formula_ratios,
         )
 
     def plan(

@@ -2,7 +2,7 @@
 
 Owns which limits are worth relaxing in a plan, how far, and the front of cost against latency. Everything is solved under the
 tightness that the plan's own simulation asked for, and not simulated again; for a trimmed plan, with so much less of the demand
-as the formulas say that it serves.
+as the formulas say that it serves, and against the cheapest plan for that.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def binding(planner: FleetPlanner, plan: FleetPlan) -> list[str]:
 
 def relaxations(planner: FleetPlanner, plan: FleetPlan, wanted: Sequence[bool] | None) -> list[Relaxation]:
     """Each limit worth relaxing, by what it gives; those that give nothing last."""
-    found = []
+    found, now_usd = [], plan.usd_per_h
+    if plan.formula_ratios:
+        now_usd = _solve(planner, plan, wanted, planner.demand, planner.traffic)[0]
     for what, demand, traffic in _relaxed(planner, plan):
         try:
             usd, tokens = _solve(planner, plan, wanted, demand, traffic)
@@ -96,7 +98,7 @@ def relaxations(planner: FleetPlanner, plan: FleetPlan, wanted: Sequence[bool] |
             Relaxation(
                 what,
                 usd,
-                max(0.0, plan.usd_per_h - usd),
+                max(0.0, now_usd - usd),
                 max(0.0, tokens - plan.output_tokens_per_s),
             )
         )
@@ -179,12 +181,13 @@ def _priced(
     demand: Demand | None = None,
 ) -> tuple[float, float, Optimum]:
     """Dollars per hour, output tokens per second, and the rest."""
-    asked = [replace(t, rate_per_s=t.rate_per_s * plan.formula_ratio) for t in traffic]
+    ratios = plan.formula_ratios or (1.0,) * len(traffic)
+    asked = [replace(t, rate_per_s=t.rate_per_s * ratio) for t, ratio in zip(traffic, ratios, strict=True)]
     problem, optimum = planner.solve(
         candidates, demand=demand, traffic=asked, gap=GAP, time_limit_s=TIME_LIMIT_S
     )
     chosen = optimum.chosen
-    tokens = (problem.wanted * problem.tokens * chosen.served_ratio).sum() / plan.formula_ratio
+    tokens = (problem.wanted / ratios * problem.tokens * chosen.served_ratio).sum()
     return chosen.usd_per_h, float(tokens), optimum
 
 

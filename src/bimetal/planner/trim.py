@@ -33,8 +33,13 @@ class Trimmed:
     """A fleet smaller than the formulas allow."""
 
     chosen: Chosen
-    formula_ratio: float
-    """Of the demand, what the formulas say that it serves."""
+    formula_ratios: tuple[float, ...]
+    """[C] of the demand, what the formulas say that it serves, at most all."""
+
+    @property
+    def formula_ratio(self) -> float:
+        """Of the class that lacks most."""
+        return min(self.formula_ratios, default=1.0)
 
 
 def trim(problem: Problem, chosen: Chosen, prove: Callable[[Chosen], Proof]) -> tuple[Trimmed, Proof] | None:
@@ -158,7 +163,7 @@ def share(problem: Problem, chosen: Chosen, replicas: Replicas) -> Trimmed | Non
     lost_per_s = problem.mixed_loss * wanted * (1 - main / np.maximum(total, 1e-12)) * (total > 0)
     return Trimmed(
         _bought(problem, replace(chosen, served_per_s=served, lost_per_s=lost_per_s), replicas),
-        float(min(1.0, multiples[asked].min(initial=1.0))),
+        tuple(float(min(1.0, m)) if w > 0 else 1.0 for m, w in zip(multiples, wanted, strict=True)),
     )
 
 
