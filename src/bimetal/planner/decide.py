@@ -270,14 +270,19 @@ class FleetPlanner:
         demand: Demand | None = None,
         slacks: Slacks | None = None,
         simulate: bool = True,
+        known: FleetPlan | None = None,
     ) -> FleetPlan:
         """The cheapest plan that passes its simulation; if none of the rounds did, the one that came nearest.
 
-        `wanted` [templates]: which may be used; None: all. `demand`: with other stock or limits of the site. InfeasibleError
-        if no fleet serves the demand at all.
+        `wanted` [templates]: which may be used; None: all. `demand`: with other stock or limits of the site. `known`: a plan
+        that may be used and passed, so that only cheaper ones are simulated. InfeasibleError if no fleet serves the demand at
+        all.
         """
         now: dict[str, Slack] = {t.name: Slack() for t in self.traffic} | dict(slacks or {})
         best: tuple[tuple[bool, float], FleetPlan] | None = None
+        if known is not None:
+            best = (False, known.usd_per_h), replace(known, name=name)
+        number = 0
         previous: dict[tuple[int, int], int] | None = None
         for number in range(1, (MOST_ROUNDS if simulate else 1) + 1):
             try:
@@ -318,6 +323,8 @@ class FleetPlanner:
                 break
             now = adjusted
         assert best is not None  # the first round returns or raises
+        if known is not None and best[1].optimum is known.optimum:
+            return best[1]
         plan = replace(best[1], num_rounds=number)
         return self.trimmed(plan) if simulate and plan.passed and by_cost else plan
 

@@ -153,8 +153,10 @@ def _alternative(
     first = known[0].plan if known else None
     if first is not None and _is_one(planner, choice, first):
         return Alternative(name, replace(first, name=name), ())
+    proven = _best_known(planner, choice, known) if simulate and planner.demand.objective == "cost" else None
     try:
-        return Alternative(name, planner.plan(name, wanted, demand=choice.demand, simulate=simulate), ())
+        plan = planner.plan(name, wanted, demand=choice.demand, simulate=simulate, known=proven)
+        return Alternative(name, plan, ())
     except InfeasibleError as error:
         reasons = tuple(explain(planner, wanted, demand=choice.demand)) or (str(error),)
     if not known or planner.demand.objective != "cost":
@@ -177,16 +179,21 @@ def _is_one(planner: FleetPlanner, choice: _Choice, plan: FleetPlan) -> bool:
     return all(group.template in allowed for group in plan.groups)
 
 
-def _at_least(
-    planner: FleetPlanner, choice: _Choice, own: Alternative, known: Sequence[Alternative]
-) -> Alternative:
-    """What was found for another choice, where it is one of this and better: trimming finds a good plan, not the best of all."""
+def _best_known(planner: FleetPlanner, choice: _Choice, known: Sequence[Alternative]) -> FleetPlan | None:
+    """Of the plans that passed and that this choice may use."""
     plans = [a.plan for a in known if a.plan is not None and not a.beyond_stock and a.plan.passed]
-    better = min(
+    return min(
         (plan for plan in plans if _is_one(planner, choice, plan)),
         key=lambda plan: _merit(planner.demand, plan),
         default=None,
     )
+
+
+def _at_least(
+    planner: FleetPlanner, choice: _Choice, own: Alternative, known: Sequence[Alternative]
+) -> Alternative:
+    """What was found for another choice, where it is one of this and better: trimming finds a good plan, not the best of all."""
+    better = _best_known(planner, choice, known)
     if better is None:
         return own
     mine = None if own.plan is None or own.beyond_stock else _merit(planner.demand, own.plan)
