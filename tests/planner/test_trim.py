@@ -17,6 +17,9 @@ from bimetal.planner.replay import ClassReplay, Group, replay
 from bimetal.planner.service import Slack
 from bimetal.planner.trim import MOST_FAILURES, share, trim, without_largest
 
+FREE = [False] * 3
+"""No class is held to what the formulas say."""
+
 
 def problem(usage, rate, wanted, **changes):
     """Template t is run to the limits of class k and serves class c at rate[t][k][c]."""
@@ -82,7 +85,7 @@ def test_a_node_that_the_formulas_wanted_goes_and_the_next_stays():
     chosen = optimise(p, gap=0.0).chosen
     assert chosen.nodes.tolist() == [9]
     prove, tried = bears(p, 1.1)
-    smaller, proof = trim(p, chosen, prove)
+    smaller, proof = trim(p, chosen, prove, [False])
     assert proof.passed
     assert smaller.chosen.nodes.tolist() == [8]  # 8.4 / 8 = 1.05 each; seven would bear 1.2
     assert smaller.chosen.usd_per_h == 8.0
@@ -94,18 +97,18 @@ def test_a_node_that_the_formulas_wanted_goes_and_the_next_stays():
 def test_nothing_goes_where_the_formulas_are_right():
     p = problem([[1]], [[[1.0]]], [8.4])
     prove, tried = bears(p, 1.0)
-    assert trim(p, optimise(p, gap=0.0).chosen, prove) is None
+    assert trim(p, optimise(p, gap=0.0).chosen, prove, [False]) is None
     assert len(tried) == 1
 
 
 def test_the_dearest_saving_is_tried_first_and_failures_are_few():
     p = problem([[1, 0], [0, 1]], [[[1.0]], [[3.0]]], [21.5])
     prove, tried = bears(p, 1.0)
-    assert trim(p, fleet(p, {(0, 0): 10, (1, 0): 4}), prove) is None
+    assert trim(p, fleet(p, {(0, 0): 10, (1, 0): 4}), prove, [False]) is None
     assert [t.replicas for t in tried] == [{(0, 0): 10, (1, 0): 3}, {(0, 0): 9, (1, 0): 4}]
     many = problem(np.eye(6), np.ones((6, 1, 1)), [6.0], price_usd_per_h=np.arange(6.0) + 1)
     prove, tried = bears(many, 1.0)
-    assert trim(many, fleet(many, {(t, 0): 1 for t in range(6)}), prove) is None
+    assert trim(many, fleet(many, {(t, 0): 1 for t in range(6)}), prove, [False]) is None
     assert len(tried) == MOST_FAILURES
     assert [t.usd_per_h for t in tried] == [15.0, 16.0, 17.0]
 
@@ -113,19 +116,19 @@ def test_the_dearest_saving_is_tried_first_and_failures_are_few():
 def test_whole_nodes_go_and_jobs_keep_theirs():
     p = problem([[1]], [[[1.0]]], [8.9], per_node=np.array([4]))
     prove, _ = bears(p, 1.2)
-    smaller, _ = trim(p, fleet(p, {(0, 0): 9}), prove)  # on three nodes; two hold eight
+    smaller, _ = trim(p, fleet(p, {(0, 0): 9}), prove, [False])  # on three nodes; two hold eight
     assert (smaller.chosen.replicas, smaller.chosen.nodes.tolist()) == ({(0, 0): 8}, [2])
     busy = replace(p, jobs=np.array([[1.0]]))  # two nodes would hold seven beside it, which bear 1.27
-    assert trim(busy, fleet(busy, {(0, 0): 9}, {0: 0}), prove) is None
+    assert trim(busy, fleet(busy, {(0, 0): 9}, {0: 0}), prove, [False]) is None
 
 
 def test_owned_gpus_are_left_out_where_their_power_costs():
     p = problem([[1]], [[[1.0]]], [3.2], owned=np.array([8.0]), buyable_nodes=np.zeros(1))
     prove, tried = bears(p, 1.1)
-    assert trim(p, fleet(p, {(0, 0): 4}), prove) is None
+    assert trim(p, fleet(p, {(0, 0): 4}), prove, [False]) is None
     assert not tried
     p = replace(p, owned_usd_per_h=np.array([0.1]))
-    smaller, _ = trim(p, fleet(p, {(0, 0): 4}), prove)
+    smaller, _ = trim(p, fleet(p, {(0, 0): 4}), prove, [False])
     assert smaller.chosen.owned_used.tolist() == [3.0]
     assert smaller.chosen.usd_per_h == pytest.approx(0.3)
 
@@ -133,7 +136,7 @@ def test_owned_gpus_are_left_out_where_their_power_costs():
 def test_traffic_over_unlike_replicas_is_shared_with_its_loss():
     """3 m of the main kind and 1 m' of the other: 3 + 1 = 4 m + 0.16 (4 m - 3), so m = 4.48 / 4.64."""
     p = problem([[1, 0], [0, 1]], [[[1.0]], [[1.0]]], [4.0], mixed_loss=np.array([0.16]))
-    found = share(p, fleet(p, {(0, 0): 4, (1, 0): 1}), {(0, 0): 3, (1, 0): 1})
+    found = share(p, fleet(p, {(0, 0): 4, (1, 0): 1}), {(0, 0): 3, (1, 0): 1}, [False])
     assert found.formula_ratio == pytest.approx(4.48 / 4.64)
     assert found.chosen.served_per_s == pytest.approx({(0, 0, 0): 3.0, (1, 0, 0): 1.0})
     assert found.chosen.lost_per_s[0] == pytest.approx(0.16 * 1.0)
@@ -145,11 +148,24 @@ def test_classes_of_one_model_are_overloaded_alike_and_those_of_another_not_at_a
     rate[1, 2, 2] = 1.0
     p = problem([[1, 0], [0, 1]], rate, [3.0, 1.5, 2.0])
     chosen = fleet(p, {(0, 0): 3, (1, 2): 2})
-    found = share(p, chosen, {(0, 0): 2, (1, 2): 2})
+    found = share(p, chosen, {(0, 0): 2, (1, 2): 2}, FREE)
     assert found.formula_ratio == pytest.approx(4.0 / 4.5)
     served = found.chosen.served_per_s
     assert served == pytest.approx({(0, 0, 0): 3.0, (0, 0, 1): 1.5, (1, 2, 2): 2.0})
-    assert share(p, chosen, {(0, 0): 3}) is None  # nobody serves the third
+    assert share(p, chosen, {(0, 0): 3}, FREE) is None  # nobody serves the third
+
+
+def test_work_without_limits_is_not_overloaded():
+    """Four replicas of 2 a second for 3 with limits and 4 without: on three, those with limits get 2 of their 3."""
+    rate = np.zeros((1, 2, 2))
+    rate[0, 0, :] = 2.0
+    p = problem([[1]], rate, [3.0, 4.0])
+    chosen = fleet(p, {(0, 0): 4})
+    found = share(p, chosen, {(0, 0): 3}, [False, True])
+    assert found.formula_ratios == pytest.approx((2 / 3, 1.0))
+    assert found.chosen.served_per_s == pytest.approx({(0, 0, 0): 3.0, (0, 0, 1): 4.0})
+    assert share(p, chosen, {(0, 0): 1}, [False, True]) is None
+    assert share(p, chosen, {(0, 0): 3}, [False, False]).formula_ratios == pytest.approx((6 / 7, 6 / 7))
 
 
 def test_n_plus_one_keeps_a_replica_to_lose():
@@ -159,7 +175,7 @@ def test_n_plus_one_keeps_a_replica_to_lose():
     rest = without_largest(p, chosen, 0)
     assert rest.replicas == {(0, 0): 1}
     assert rest.served_per_s == pytest.approx({(0, 0, 0): 1.0})
-    assert share(p, chosen, {(0, 0): 1}) is None  # nothing would be left
+    assert share(p, chosen, {(0, 0): 1}, [False]) is None  # nothing would be left
 
 
 TRACES = Path(__file__).parents[2] / "examples" / "traces"

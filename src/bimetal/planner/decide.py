@@ -250,7 +250,8 @@ class FleetPlanner:
                     proof = replace(proof, worst={**proof.worst, name: (np.inf, np.inf)})
             return proof
 
-        found = trim(problem, plan.optimum.chosen, prove_with_spare)
+        held = [t.is_batch for t in self.traffic]
+        found = trim(problem, plan.optimum.chosen, prove_with_spare, held)
         if found is None:
             return plan
         smaller, proof = found

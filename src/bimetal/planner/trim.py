@@ -7,7 +7,7 @@ are and to whose limits they run. A smaller fleet is within every cap on watts a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,8 +42,10 @@ class Trimmed:
         return min(self.formula_ratios, default=1.0)
 
 
-def trim(problem: Problem, chosen: Chosen, prove: Callable[[Chosen], Proof]) -> tuple[Trimmed, Proof] | None:
-    """The smallest fleet found that passes; None: none smaller than `chosen` did.
+def trim(
+    problem: Problem, chosen: Chosen, prove: Callable[[Chosen], Proof], held: Sequence[bool]
+) -> tuple[Trimmed, Proof] | None:
+    """The smallest fleet found that passes; None: none smaller than `chosen` did. `held`: see `share`.
 
     Greedy: the dearest saving first, and begun again from what passed. What failed once is not tried on a still smaller fleet.
     """
@@ -54,7 +56,7 @@ def trim(problem: Problem, chosen: Chosen, prove: Callable[[Chosen], Proof]) -> 
         options = [
             (move, shared)
             for move, left in _smaller(problem, now)
-            if move not in failed and (shared := share(problem, now, left))
+            if move not in failed and (shared := share(problem, now, left, held))
         ]
         options = [
             (move, o)
@@ -107,8 +109,8 @@ def _needed(problem: Problem, chosen: Chosen, replicas: Replicas) -> Floats:
     return needed
 
 
-def share(problem: Problem, chosen: Chosen, replicas: Replicas) -> Trimmed | None:
-    """All of the demand over other replicas than those chosen, on as few of the nodes as hold them; None: some class has none.
+def share(problem: Problem, chosen: Chosen, replicas: Replicas, held: Sequence[bool]) -> Trimmed | None:
+    """All of the demand over other replicas than those chosen, on as few of the nodes as hold them; None: they do not serve it.
 
     Classes of one model, which share replicas, are overloaded alike: over the model's classes c and composition p, the main one,
 
@@ -117,6 +119,8 @@ def share(problem: Problem, chosen: Chosen, replicas: Replicas) -> Trimmed | Non
                                   loss_c >= e_c (m wanted_c - sum_(tk of p) rate_tkc z_tkc)
 
     and what each replica bears is its part of that, over m. spare_c: the largest replica that serves a class with N+1.
+    `held` [C]: m is 1 for it. A class without limits has none that a simulation could see broken, so that the formulas must
+    say that it is served.
     """
     able = {
         (t, k, int(c)): float(problem.rate[t, k, c])
@@ -128,6 +132,7 @@ def share(problem: Problem, chosen: Chosen, replicas: Replicas) -> Trimmed | Non
     same = _together(able, len(problem.wanted))
     multiple = milp.variables(len(problem.wanted), cost=-1.0)  # one of each group of classes is used
     loss = milp.variables(len(problem.wanted))
+    one = milp.variables(1, lower=1.0, upper=1.0)[0]
     z = dict(zip(able, milp.variables(len(able)).tolist(), strict=True))
     for key, number in replicas.items():
         milp.row([([i for at, i in z.items() if at[:2] == key], 1.0)], upper=float(number))
@@ -141,17 +146,17 @@ def share(problem: Problem, chosen: Chosen, replicas: Replicas) -> Trimmed | Non
         kinds = problem.kind[[at[0] for at in mine]]
         mains[c] = max(set(kinds.tolist()), key=lambda p: float(room[kinds == p].sum()))
         spare = rates.max() if problem.spare[c] else 0.0
-        lost, m = problem.mixed_loss[c], multiple[same[c]]
+        lost, m = problem.mixed_loss[c], one if held[c] else multiple[same[c]]
         milp.row([(columns, rates), (m, -wanted[c]), (loss[c], -1.0)], lower=spare)
         milp.row(
             [(loss[c], 1.0), (m, -lost * wanted[c]), (columns, lost * rates * (kinds == mains[c]))], lower=0.0
         )
-    unused = [i for i in multiple if i not in {multiple[same[c]] for c in asked}]
+    unused = [i for i in multiple if i not in {multiple[same[c]] for c in asked if not held[c]}]
     milp.row([(unused, 1.0)], upper=0.0)
     solved = milp.solve(relax=True)
     if solved.status != "optimal":
         return None
-    multiples = solved.values[multiple[same]]
+    multiples = np.where(held, 1.0, solved.values[multiple[same]])
     if (multiples[asked] <= 0).any():
         return None
     served = {at: able[at] * solved.values[i] for at, i in z.items() if solved.values[i] > 1e-9}
@@ -194,7 +199,6 @@ def without_largest(problem: Problem, chosen: Chosen, c: int) -> Chosen | None:
     serving = {at[:2] for at in chosen.served_per_s if at[2] == c}
     largest = max(serving, key=lambda key: float(problem.rate[(*key, c)]))
     left = {key: n - (key == largest) for key, n in chosen.replicas.items()}
-    shared = share(
-        replace(problem, spare=[False] * len(problem.spare)), chosen, {k: n for k, n in left.items() if n}
-    )
+    none = [False] * len(problem.spare)
+    shared = share(replace(problem, spare=none), chosen, {k: n for k, n in left.items() if n}, none)
     return shared.chosen if shared else None
