@@ -11,6 +11,7 @@ from bimetal.perf.calibration import published_calibration
 from bimetal.planner.decide import FleetPlanner
 from bimetal.planner.formulation import Chosen
 from bimetal.planner.optimise import optimise
+from bimetal.planner.power_limits import Pool
 from bimetal.planner.problem import Problem
 from bimetal.planner.proof import NUM_SEEDS, Proof, prove
 from bimetal.planner.replay import ClassReplay, Group, replay
@@ -252,3 +253,21 @@ def test_a_plan_passes_with_every_seed_or_not_at_all(monkeypatch):
     assert found.passed
     assert found.replays[0].ttft_s[99] == 1.99
     assert found.replays[0].num_requests == 300
+
+
+def test_owned_gpus_at_two_power_limits_are_counted_once():
+    """Four owned GPUs, two nodes of two: one node at each limit. The dearer watts go first, and no GPU comes back as another's."""
+    p = problem([[1, 0], [0, 1]], [[[1.0]], [[1.0]]], [3.3], owned=np.array([4.0, 4.0]))
+    p = replace(
+        p,
+        per_node=np.array([2, 2]),
+        buyable_nodes=np.zeros(2),
+        owned_usd_per_h=np.array([0.7, 0.35]),
+        pools=(Pool((0, 1), 4.0, 0.0),),
+    )
+    chosen = fleet(p, {(0, 0): 2, (1, 0): 2})
+    prove, _ = bears(p, 1.2)
+    smaller, _ = trim(p, chosen, prove, [False])
+    assert smaller.chosen.owned_used.tolist() == [1.0, 2.0]
+    assert smaller.chosen.nodes.tolist() == [0, 0]
+    assert smaller.chosen.usd_per_h == pytest.approx(0.7 + 2 * 0.35)

@@ -158,7 +158,8 @@ def _alternative(
         plan = planner.plan(name, wanted, demand=choice.demand, simulate=simulate, known=proven)
         return Alternative(name, plan, ())
     except InfeasibleError as error:
-        reasons = tuple(explain(planner, wanted, demand=choice.demand)) or (str(error),)
+        found = explain(planner, wanted, demand=choice.demand)
+        reasons = tuple(dict.fromkeys(found)) or (str(error),)  # a GPU's power limits have the same remedy
     if not known or planner.demand.objective != "cost":
         return Alternative(name, None, reasons)
     try:  # what it would cost if more of the same could be had
