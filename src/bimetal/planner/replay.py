@@ -19,8 +19,13 @@ from bimetal.simulate.trace import Floats, Trace, merge
 
 MOST_REPLICAS = 4
 """Of a group, simulated: a larger group is steadier, so that this errs to the slow side."""
-MOST_REQUESTS = 2000
-"""Of a class without a trace, in one run."""
+LEAST_REQUESTS = 2000
+"""In a run of classes without a trace."""
+LEAST_ANSWERS = 5.0
+"""Such a run lasts at least so many times as long as an answer may take: a fleet that falls behind by 2% has a queue of a tenth of
+an answer's time by then, and in a run of a few seconds would look as if it kept up."""
+SLOW_TPOT_S = 0.1
+"""Taken for the time of an answer where no stricter limit is asked for."""
 WARM_UP = 0.1
 """Of the time, not counted: replicas start empty."""
 
@@ -112,7 +117,11 @@ def _share(
     span = min(float(trace.arrival_s[-1]) for trace in traces)
     cut = [trace.first(max(1, int(np.searchsorted(trace.arrival_s, span, side="right")))) for trace in traces]
     merged = merge(cut)
-    return merged.first(MOST_REQUESTS) if not any(traffic[n].from_trace for n in merged.classes) else merged
+    classes = [traffic[name] for name in merged.classes]
+    if any(t.from_trace for t in classes):
+        return merged
+    least_s = LEAST_ANSWERS * max(t.output_tokens * min(t.tpot_s, SLOW_TPOT_S) for t in classes)
+    return merged.first(max(LEAST_REQUESTS, int(np.searchsorted(merged.arrival_s, least_s))))
 
 
 def _reordered(trace: Trace, rng: np.random.Generator) -> Trace:
