@@ -14,7 +14,7 @@ from bimetal.planner.optimise import optimise
 from bimetal.planner.power_limits import Pool
 from bimetal.planner.problem import Problem
 from bimetal.planner.proof import NUM_SEEDS, Proof, prove
-from bimetal.planner.replay import ClassReplay, Group, replay
+from bimetal.planner.replay import ClassReplay, Group, _share, replay
 from bimetal.planner.service import Slack
 from bimetal.planner.trim import MOST_FAILURES, share, trim, without_largest
 
@@ -271,3 +271,21 @@ def test_owned_gpus_at_two_power_limits_are_counted_once():
     assert smaller.chosen.owned_used.tolist() == [1.0, 2.0]
     assert smaller.chosen.nodes.tolist() == [0, 0]
     assert smaller.chosen.usd_per_h == pytest.approx(0.7 + 2 * 0.35)
+
+
+@pytest.mark.parametrize(("rate", "requests"), [(100, 6000), (1, 2000)])
+def test_synthetic_runs_outlast_their_answers(rate, requests):
+    """Answers of 150 tokens at 80 ms take 12 s: five times as long, or 2,000 requests if that is longer."""
+    text = TRACE.replace("trace: azure_llm_2023_conv.csv.gz, compress: 10,", "SIZES")
+    text = text.replace("SIZES", f"rate_per_s: {rate}, input_tokens: 1000, output_tokens: 150,")
+    p = FleetPlanner(parse_demand(text.replace("0.1}", "0.08}"), "d.yaml"), TRACES, published_calibration())
+    whole = next(t for t in p.templates if t.kind == "replica")
+    by_name = {"chat": p.traffic[0]}
+    trace = _share(Group(whole, 4, {"chat": float(rate)}), 4, by_name, np.random.default_rng(0), {})
+    assert len(trace) == pytest.approx(requests, rel=0.05)
+    again = _share(Group(whole, 4, {"chat": float(rate)}), 4, by_name, np.random.default_rng(1), {})
+    assert (again.input_tokens[:2000] != trace.input_tokens[:2000]).any()
+    lost = _share(
+        Group(whole, 4, {"chat": float(rate)}), 4, by_name, np.random.default_rng(0), {"chat": 0.25}
+    )
+    assert lost.arrival_s[1999] == pytest.approx(trace.arrival_s[1999] / 1.25)
