@@ -12,7 +12,7 @@ from bimetal.perf.calibration import published_calibration
 from bimetal.planner.candidates import best_boundaries
 from bimetal.planner.compare import servable_multiple
 from bimetal.planner.decide import FleetPlanner
-from bimetal.planner.decision import _gain
+from bimetal.planner.decision import Alternative, _at_least, _choices, _gain
 from bimetal.planner.infeasible import explain
 from bimetal.planner.service import Load, largest_load
 
@@ -252,7 +252,7 @@ def test_boundaries_are_the_best_of_all():
 
 def test_a_plan_is_simulated_and_keeps_its_limits():
     p = planner(BOTH + CHAT.replace("rate_per_s: 60", "rate_per_s: 20"))
-    plan = p.plan("best")
+    plan = p.plan("best", [t.kind == "replica" for t in p.templates])
     (seen,) = plan.replays
     assert plan.passed
     assert seen.ttft_s[99] <= 2
@@ -271,6 +271,35 @@ def test_what_fails_in_simulation_is_tightened():
     assert kind.passed
     assert kind.num_rounds > 1
     assert kind.slacks["chat"].tpot > 0.4 or kind.slacks["chat"].ttft > 0.4
+
+
+def test_an_alternative_is_at_least_as_cheap_as_any_plan_that_it_allows():
+    """Trimming may find for one vendor what it did not find for all."""
+    p = planner(BOTH + CHAT + "default_link: 400GbE\n")
+    plans, choices = {}, {choice.name: choice for choice in _choices(p)}
+    for name in ("all NVIDIA", "all AMD", "unsplit mix"):
+        plan = p.plan(name, choices[name].wanted, demand=choices[name].demand, simulate=False)
+        plans[name] = Alternative(name, plan, ())
+    few = plans["all NVIDIA"].plan
+    cheap = replace(few.optimum, chosen=replace(few.optimum.chosen, usd_per_h=1.0))
+    plans["all NVIDIA"] = Alternative("all NVIDIA", replace(few, optimum=cheap), ())
+    known = list(plans.values())
+    found = {name: _at_least(p, choices[name], own, known) for name, own in plans.items()}
+    assert found["unsplit mix"].plan.usd_per_h == 1.0
+    assert found["unsplit mix"].plan.name == "unsplit mix"
+    assert found["all AMD"] is plans["all AMD"]
+    beyond = [replace(plans["all NVIDIA"], beyond_stock=True)]
+    assert _at_least(p, choices["unsplit mix"], plans["unsplit mix"], beyond) is plans["unsplit mix"]
+
+
+def test_what_is_known_to_be_possible_is_only_replaced_by_less():
+    p = planner(BOTH + CHAT + "default_link: 400GbE\n")
+    own = p.plan("best", simulate=False)
+    cheap = replace(own.optimum, chosen=replace(own.optimum.chosen, usd_per_h=own.usd_per_h - 1))
+    cheaper = replace(own, optimum=cheap)
+    assert p.plan("other", simulate=False, known=cheaper).optimum is cheap
+    dear = replace(own.optimum, chosen=replace(own.optimum.chosen, usd_per_h=own.usd_per_h + 1))
+    assert p.plan("other", simulate=False, known=replace(own, optimum=dear)).usd_per_h == own.usd_per_h
 
 
 def test_a_thousand_gpus_of_six_kinds():

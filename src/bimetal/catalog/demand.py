@@ -28,6 +28,8 @@ PerSecond = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Kind = Literal["interactive", "batch", "fine-tuning"]
 Objective = Literal["cost", "goodput"]
+LOWEST_POWER_RATIO = 0.5
+"""Of TDP, that a GPU may be held to: what it does below is not published (`perf.power`, which is held to this by a test)."""
 SECTIONS = ("stock", "demand")
 """Keys by which a demand file is told from a fleet file."""
 
@@ -53,6 +55,10 @@ class Stock:
     """Of what is not owned. None: the catalogue's longest for a purchase, 0 for rental."""
     power_w: Positive | None = None
     """Of one GPU with its share of the server. None: the catalogue's."""
+    power_limits_w: tuple[Positive, ...] = ()
+    """Of one GPU alone, that its nodes may be held to; each node runs at one of them or at none, as is best."""
+    power_limit_w: Positive | None = None
+    """That all of them are held to."""
 
     @property
     def spec(self) -> GpuSpec:
@@ -63,9 +69,22 @@ class Stock:
         return (self.count - self.owned) // self.per_node
 
     @property
+    def label(self) -> str:
+        """The GPU, and what it is held to."""
+        return f"{self.spec.name} at {self.power_limit_w:g} W" if self.power_limit_w else self.spec.name
+
+    @property
     def watts(self) -> float:
+        """Of one GPU with its share of the server, which a limit of the GPU leaves as it is.
+
+        >>> Stock("H100", 8, power_w=1000.0, power_limit_w=500.0).watts
+        800.0
+        """
         spec = self.spec
-        return self.power_w or spec.all_in_w or spec.tdp_w or 0.0
+        free = self.power_w or spec.all_in_w or spec.tdp_w or 0.0
+        if self.power_limit_w is None or spec.tdp_w is None:
+            return free
+        return max(0.0, free - spec.tdp_w) + min(free, spec.tdp_w, self.power_limit_w)
 
     @property
     def months_to_arrive(self) -> float:
@@ -275,10 +294,31 @@ def _check_stock(document: Document, demand: Demand) -> None:
                 where,
                 f"the catalogue has no rental price of {name}: give price_usd_per_h or purchase_usd",
             )
+        _check_power_limits(document, stock, where)
         if not stock.watts and demand.site.power_cap_w:
             raise document.error(
                 where, f"the catalogue has no power of {name}: give power_w, or no power_cap_w"
             )
+
+
+def _check_power_limits(document: Document, stock: Stock, where: tuple[str, int]) -> None:
+    tdp = stock.spec.tdp_w
+    if stock.power_limits_w and stock.power_limit_w:
+        raise document.error((*where, "power_limit_w"), "is given beside power_limits_w: keep one")
+    given = [("power_limits_w", limit) for limit in stock.power_limits_w]
+    given += [("power_limit_w", stock.power_limit_w)] if stock.power_limit_w else []
+    for name, limit in given:
+        if tdp is None:
+            raise document.error((*where, name), f"the catalogue has no TDP of {stock.spec.name}: remove it")
+        lowest = LOWEST_POWER_RATIO * tdp
+        if not lowest <= limit <= tdp:
+            raise document.error(
+                (*where, name),
+                f"{limit:g} W must be between {lowest:g} W, below which nothing was published, and the TDP of "
+                f"{stock.spec.name}, {tdp:g} W",
+            )
+    if len(set(stock.power_limits_w)) < len(stock.power_limits_w):
+        raise document.error((*where, "power_limits_w"), "names a limit twice: keep one")
 
 
 def _check_links(document: Document, demand: Demand) -> None:

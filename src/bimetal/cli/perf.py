@@ -68,6 +68,27 @@ def fit(output: Path, file: Path | None, report: Path | None) -> None:
 
 
 @command.command()
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="File for the curve.")
+@click.option(
+    "--rows", "file", type=click.Path(path_type=Path), help="Fit this file instead of bimetal's own rows."
+)
+def power(output: Path, file: Path | None) -> None:
+    """Fit how much slower power-capped GPUs are, and write the curve down."""
+    from bimetal.perf.measurements import published, read_measurements
+    from bimetal.perf.power import fit_power_curve, save_power_curve
+
+    rows = read_measurements(file) if file else published()
+    curve = fit_power_curve(rows.measurements, datetime.now(UTC).date().isoformat())
+    save_power_curve(curve, output)
+    for name, found in (("prompts", curve.compute), ("decoding", curve.memory)):
+        click.echo(
+            f"{name}: rate = (cap / TDP)^{found.exponent:.3f}; {found.num_pairs} pairs of rows, errors of the rate: median "
+            f"{found.median_error:.2%}, worst {found.worst_error:.2%}"
+        )
+    click.echo(f"curve in {output}; nothing is claimed below {curve.lowest_ratio:.0%} of TDP")
+
+
+@command.command()
 @click.argument("gpu")
 @click.argument("model")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float8", "float4", "mxfp4"]), default="float8")

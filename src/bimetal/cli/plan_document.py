@@ -10,6 +10,7 @@ from bimetal.plan import dump_plan
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import Alternative, Decision
 from bimetal.planner.deployment import deployments
+from bimetal.planner.power_limits import power_notes
 
 DIGITS = 6
 
@@ -70,9 +71,12 @@ def _plan(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
         "output_tokens_per_s": plan.output_tokens_per_s,
         "goodput_tokens_per_s": sum(r.goodput_tokens_per_s for r in plan.replays) if plan.replays else None,
         "power_w": plan.watts,
-        "gpus": {entry.spec.name: n for entry, n in zip(stock, plan.gpus, strict=True) if n},
+        "power_limits": list(power_notes(stock, plan.gpus)),
+        "gpus": {entry.label: n for entry, n in zip(stock, plan.gpus, strict=True) if n},
         "kept_limits": plan.passed if plan.replays else None,
         "rounds": plan.num_rounds,
+        "untrimmed_usd_per_h": plan.untrimmed_usd_per_h,
+        "formula_ratio": plan.formula_ratio,
         "gap_ratio": optimum.gap_ratio,
         "bound": optimum.bound,
         "templates_in_the_program": optimum.num_core,
@@ -105,7 +109,7 @@ def _jobs(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
     demand = decision.planner.demand
     names = [entry.name for entry in demand.demand if entry.kind == "fine-tuning"]
     return {
-        names[job]: {"gpu": demand.stock[g].spec.name, "num_gpus": int(plan.problem.jobs[job, g])}
+        names[job]: {"gpu": demand.stock[g].label, "num_gpus": int(plan.problem.jobs[job, g])}
         for job, g in plan.optimum.chosen.jobs.items()
     }
 

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import Alternative, Decision
+from bimetal.planner.power_limits import power_notes
+from bimetal.planner.proof import NUM_SEEDS
 from bimetal.planner.replay import PERCENTILES
 from bimetal.planner.sensitivity import FrontPoint
 from bimetal.units import KILO, MS_PER_S
@@ -49,8 +51,10 @@ def print_decision(decision: Decision, console: Console | None = None) -> None:
             console.print(f"  {share:.1%} of what {escape(t.name)} asks for is served")
     for job, g in plan.optimum.chosen.jobs.items():
         names = [entry.name for entry in decision.planner.demand.demand if entry.kind == "fine-tuning"]
-        number, kind = int(plan.problem.jobs[job, g]), decision.planner.demand.stock[g].spec.name
+        number, kind = int(plan.problem.jobs[job, g]), decision.planner.demand.stock[g].label
         console.print(f"  {number} x {kind} kept for {escape(names[job])}")
+    for note in power_notes(decision.planner.demand.stock, plan.gpus):
+        console.print(f"  {escape(note)}")
     console.print()
     _print_table(decision, console)
     for line in decision.verdict:
@@ -116,7 +120,7 @@ def _is_interactive(decision: Decision, name: str) -> bool:
 
 def _gpus(decision: Decision, plan: FleetPlan) -> str:
     stock = decision.planner.demand.stock
-    used = [f"{n} {entry.spec.name}" for entry, n in zip(stock, plan.gpus, strict=True) if n]
+    used = [f"{n} {entry.label}" for entry, n in zip(stock, plan.gpus, strict=True) if n]
     return " + ".join(used) or "no GPUs"
 
 
@@ -129,7 +133,17 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     )
     if plan.replays:
         word = "kept its limits" if plan.passed else "broke a limit"
-        console.print(f"- simulated: {word}; {plan.num_rounds} round(s) of solving and simulating")
+        console.print(
+            f"- simulated: {word} with {NUM_SEEDS} seeds, the worst of which is shown; {plan.num_rounds} round(s) of solving "
+            "and simulating"
+            if plan.passed
+            else f"- simulated: {word}; {plan.num_rounds} round(s) of solving and simulating"
+        )
+    if plan.formula_ratio < 1:
+        console.print(
+            f"- trimmed: the formulas wanted ${plan.untrimmed_usd_per_h:.2f}/h, and say that these GPUs serve "
+            f"{plan.formula_ratio:.1%} of the demand; that they serve all of it rests on the simulation"
+        )
     for r in plan.replays:
         if _is_interactive(decision, r.name):
             ttft = "/".join(f"{r.ttft_s[p]:.2f}" for p in PERCENTILES)

@@ -85,7 +85,7 @@ def _table(decision: Decision) -> str:
         if a.plan is None:
             rows.append(f"<tr><td>{escape(a.name)}<td colspan=4>{escape('; '.join(a.reasons))}")
             continue
-        gpus = " + ".join(f"{n} {e.spec.name}" for e, n in zip(stock, a.plan.gpus, strict=True) if n)
+        gpus = " + ".join(f"{n} {e.label}" for e, n in zip(stock, a.plan.gpus, strict=True) if n)
         chance = decision.chance_cheaper(a)
         rows.append(
             f"<tr><td>{escape(a.name)}{' (more than there is)' if a.beyond_stock else ''}<td>{escape(gpus)}"

@@ -100,7 +100,7 @@ def _two_stage_chains(evaluator: Evaluator) -> Iterator[Template]:
         [
             (a, b)
             for a, b in product(range(len(slots)), repeat=2)
-            if slots[a].stock != slots[b].stock or a == b
+            if slots[a].gpu.name != slots[b].gpu.name or a == b
         ],
         dtype=np.int64,
     )
@@ -151,6 +151,8 @@ def _long_chains(evaluator: Evaluator, whole: set[Slot]) -> Iterator[Template]:
                 yield from _exact_chains(evaluator, [i] * depth)
     for a, b in product(largest.values(), repeat=2):
         if slots[a] in whole or slots[b] in whole:
+            continue
+        if a != b and slots[a].gpu.name == slots[b].gpu.name:  # at two power limits: the faster would wait
             continue
         for depth in range(3, LONGEST_CHAIN + 1):
             found = [
@@ -229,7 +231,7 @@ def _expert_splits(tables: StageTables) -> Iterator[Template]:
         return
     layers = tables.num_layers
     for (first, second), ratio in product(product(tables.slots, repeat=2), EXPERT_RATIOS):
-        if first.stock == second.stock:
+        if first.gpu.name == second.gpu.name:
             continue
         yield Template(
             "attention/expert split" if ratio == 1.0 else "expert split",

@@ -60,10 +60,23 @@ def draw_prices(
         multiples = [
             servable_multiple(plan.problem, plan, rate) for rate in _drawn_rates(planner, plan, number)
         ]
-        served = np.minimum(1.0, multiples)  # room to spare earns nothing
+        served = np.minimum(1.0, np.array(multiples) / _by_formulas(plan))  # room to spare earns nothing
         with np.errstate(divide="ignore"):
             prices.append(DrawnPrices(plan.name, plan.usd_per_million_tokens / served))
     return prices
+
+
+def _by_formulas(plan: FleetPlan) -> float:
+    """Of the demand, what formulas say a trimmed fleet serves: simulation showed it to serve all, so that draws are held to that."""
+    if not plan.formula_ratios:
+        return 1.0
+    problem = plan.problem
+    rate = {
+        (t, k, int(c)): float(problem.rate[t, k, c])
+        for t, k in plan.optimum.chosen.replicas
+        for c in np.flatnonzero(problem.rate[t, k])
+    }
+    return min(1.0, servable_multiple(problem, plan, rate))
 
 
 def servable_multiple(problem: Problem, plan: FleetPlan, rate: Rates) -> float:

@@ -1,12 +1,12 @@
 """`FleetPlanner`: from a demand file to the cheapest fleet whose simulation keeps every limit.
 
-Owns the loop between optimiser and simulator: what fails its replay is tightened and solved again, what passes with room to
-spare is loosened, a bounded number of times; the cheapest plan that passed is kept. Compares nothing (`compare`).
+Owns the loop between optimiser and simulator: what fails its proof is tightened and solved again, what passes with room to
+spare is loosened, a bounded number of times; the cheapest plan that passed is kept, and trimmed. Compares nothing (`compare`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +18,18 @@ from bimetal.errors import InfeasibleError
 from bimetal.perf.calibration import Calibration
 from bimetal.planner.candidates import Candidates, enumerate_templates
 from bimetal.planner.evaluate import Evaluator
+from bimetal.planner.formulation import Chosen
 from bimetal.planner.machines import EngineLimits
 from bimetal.planner.optimise import DEFAULT_GAP, Optimum, optimise
+from bimetal.planner.power_limits import with_power_limits
 from bimetal.planner.problem import Problem, build_problem
-from bimetal.planner.replay import ClassReplay, Group, replay
+from bimetal.planner.proof import Proof, prove
+from bimetal.planner.replay import ClassReplay, Group
 from bimetal.planner.service import Slack
 from bimetal.planner.stage_tables import StageTables
 from bimetal.planner.templates import Template, slots_for
 from bimetal.planner.traffic import Traffic, read_traffic
+from bimetal.planner.trim import trim, without_largest
 from bimetal.units import MEGA, S_PER_HOUR
 
 MOST_ROUNDS = 5
@@ -34,8 +38,10 @@ ROOM_TO_SPARE = 0.92
 """Simulated over allowed: below it in every class, the formulas were too strict."""
 LOOSEN = 0.6
 """Power of that ratio by which they are loosened: not all the way, since a plan that fails is worth nothing."""
-OVERSHOOT = 1.03
+OVERSHOOT = 1.06
 """On top of what a failed limit asks for."""
+SAME_RATE = 6
+"""Digits of requests per second by which one fleet is another that was simulated already."""
 STUCK = 4.0
 """Power of all that when the last tightening left the plan as it was: another limit bound the formulas."""
 Slacks = Mapping[str, Slack]
@@ -56,6 +62,16 @@ class FleetPlan:
     passed: bool
     """Every limit held in simulation, or nothing was simulated."""
     num_rounds: int
+    untrimmed_usd_per_h: float
+    """Of the plan by the formulas, before nodes were taken away whose absence the simulation bore."""
+    formula_ratios: tuple[float, ...] = ()
+    """[classes] of the demand, what the formulas say that the trimmed fleet serves: the rest is proven by simulation only.
+    Empty: nothing was trimmed."""
+
+    @property
+    def formula_ratio(self) -> float:
+        """Of the class that lacks most."""
+        return min(self.formula_ratios, default=1.0)
 
     @property
     def usd_per_h(self) -> float:
@@ -94,12 +110,15 @@ class FleetPlanner:
     """Templates of a demand, enumerated once, and plans from them."""
 
     def __init__(self, demand: Demand, folder: Path, calibration: Calibration) -> None:
-        self.demand = demand
+        self.demand, reasons = with_power_limits(demand)
         self.traffic = read_traffic(demand, folder)
         self.calibration = calibration
         self.engine = EngineLimits(max_num_seqs=demand.site.max_num_seqs)
-        self._reasons: list[str] = []
+        self._reasons = reasons
         self._rated: dict[frozenset[tuple[str, Slack]], Candidates] = {}
+        self._proofs: dict[Hashable, Proof] = {}
+        self._hardest_draw = 0
+        """Of the fleet simulated last: with it first, the next one that fails fails soonest."""
 
     def of_model(self, name: str) -> tuple[Traffic, ...]:
         return tuple(t for t in self.traffic if t.model == name)
@@ -176,9 +195,8 @@ class FleetPlanner:
         problem = build_problem(demand or self.demand, candidates, traffic)
         return problem, optimise(problem, gap=gap, time_limit_s=time_limit_s)
 
-    def groups(self, templates: Sequence[Template], optimum: Optimum) -> tuple[Group, ...]:
-        """The optimum's replicas with what each class gives them: rooms are shrunk to the demand in proportion."""
-        chosen = optimum.chosen
+    def groups(self, templates: Sequence[Template], chosen: Chosen) -> tuple[Group, ...]:
+        """The chosen replicas with what each class gives them: rooms are shrunk to the demand in proportion."""
         room = np.zeros(len(self.traffic))
         for (_, _, c), rate in chosen.served_per_s.items():
             room[c] += rate
@@ -194,6 +212,57 @@ class FleetPlanner:
             groups.append(Group(templates[t], number, served))
         return tuple(groups)
 
+    def prove(self, templates: Sequence[Template], chosen: Chosen) -> Proof:
+        """By simulation, under what the demand asks for and what routing between unlike replicas loses."""
+        asked = np.array([t.rate_per_s for t in self.traffic]) * chosen.served_ratio
+        lost = chosen.lost_per_s / np.maximum(asked, 1e-12)
+        named = {t.name: round(float(part), SAME_RATE) for t, part in zip(self.traffic, lost, strict=True)}
+        groups = self.groups(templates, chosen)
+        key = (
+            frozenset(named.items()),
+            tuple(
+                (
+                    g.template,
+                    g.number,
+                    tuple((c, round(rate, SAME_RATE)) for c, rate in g.served_per_s.items()),
+                )
+                for g in groups
+            ),
+        )
+        if key not in self._proofs:
+            proof = prove(groups, self.evaluators, self.traffic, self.demand.seed, named, self._hardest_draw)
+            self._hardest_draw = proof.hardest
+            self._proofs[key] = proof
+        return self._proofs[key]
+
+    def trimmed(self, plan: FleetPlan) -> FleetPlan:
+        """With as many nodes less as its simulation bears; a class with N+1 also without its largest replica."""
+        problem = plan.problem
+
+        def prove_with_spare(chosen: Chosen) -> Proof:
+            proof = self.prove(plan.templates, chosen)
+            for c in np.flatnonzero(problem.spare):
+                if not proof.passed:
+                    break
+                name, left = self.traffic[c].name, without_largest(problem, chosen, int(c))
+                alone = self.prove(plan.templates, left) if left else None
+                if alone is None or not alone.keeps(name):
+                    proof = replace(proof, worst={**proof.worst, name: (np.inf, np.inf)})
+            return proof
+
+        held = [t.is_batch for t in self.traffic]
+        found = trim(problem, plan.optimum.chosen, prove_with_spare, held)
+        if found is None:
+            return plan
+        smaller, proof = found
+        return replace(
+            plan,
+            optimum=replace(plan.optimum, chosen=smaller.chosen),
+            groups=self.groups(plan.templates, smaller.chosen),
+            replays=proof.replays,
+            formula_ratios=smaller.formula_ratios,
+        )
+
     def plan(
         self,
         name: str,
@@ -202,14 +271,19 @@ class FleetPlanner:
         demand: Demand | None = None,
         slacks: Slacks | None = None,
         simulate: bool = True,
+        known: FleetPlan | None = None,
     ) -> FleetPlan:
         """The cheapest plan that passes its simulation; if none of the rounds did, the one that came nearest.
 
-        `wanted` [templates]: which may be used; None: all. `demand`: with other stock or limits of the site. InfeasibleError
-        if no fleet serves the demand at all.
+        `wanted` [templates]: which may be used; None: all. `demand`: with other stock or limits of the site. `known`: a plan
+        that may be used and passed, so that only cheaper ones are simulated. InfeasibleError if no fleet serves the demand at
+        all.
         """
         now: dict[str, Slack] = {t.name: Slack() for t in self.traffic} | dict(slacks or {})
         best: tuple[tuple[bool, float], FleetPlan] | None = None
+        if known is not None:
+            best = (False, known.usd_per_h), replace(known, name=name)
+        number = 0
         previous: dict[tuple[int, int], int] | None = None
         for number in range(1, (MOST_ROUNDS if simulate else 1) + 1):
             try:
@@ -221,15 +295,18 @@ class FleetPlanner:
                 if best is None:
                     raise
                 break
-            groups = self.groups(candidates.templates, optimum)
-            replays = replay(groups, self.evaluators, self.traffic, self.demand.seed) if simulate else []
-            worst = self._worst(replays)
-            passed = all(max(ratios) <= 1 for ratios in worst.values())
+            by_cost = self.demand.objective == "cost"
+            if by_cost and best and best[1].passed and optimum.chosen.usd_per_h >= best[1].usd_per_h:
+                break  # looser limits bought nothing, or tighter ones more than is needed
+            groups = self.groups(candidates.templates, optimum.chosen)
+            proof = self.prove(candidates.templates, optimum.chosen) if simulate else Proof((), {})
+            worst, passed = proof.worst, proof.passed
             found = FleetPlan(
                 name,
-                *(problem, candidates.templates, optimum, dict(now), groups, tuple(replays)),
+                *(problem, candidates.templates, optimum, dict(now), groups, proof.replays),
                 passed,
                 number,
+                optimum.chosen.usd_per_h,
             )
             excess = max((max(ratios) for ratios in worst.values()), default=0.0)
             key = (not passed, found.usd_per_h if passed else excess)
@@ -247,19 +324,10 @@ class FleetPlanner:
                 break
             now = adjusted
         assert best is not None  # the first round returns or raises
-        return replace(best[1], num_rounds=number)
-
-    def _worst(self, replays: Sequence[ClassReplay]) -> dict[str, tuple[float, float]]:
-        """By class, simulated over allowed: TTFT and TPOT at the 99th percentile."""
-        limits = {t.name: t for t in self.traffic}
-        return {
-            r.name: (
-                r.ttft_s[99] / limits[r.name].ttft_s,
-                0.0 if np.isnan(r.tpot_s[99]) else r.tpot_s[99] / limits[r.name].tpot_s,
-            )
-            for r in replays
-            if not limits[r.name].is_batch
-        }
+        if known is not None and best[1].optimum is known.optimum:
+            return best[1]
+        plan = replace(best[1], num_rounds=number)
+        return self.trimmed(plan) if simulate and plan.passed and by_cost else plan
 
 
 def _adjust(slack: Slack, ratios: tuple[float, float] | None, power: float) -> Slack:

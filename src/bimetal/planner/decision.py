@@ -83,9 +83,14 @@ def decide(
 ) -> Decision:
     """`explore`: solve relaxations and the front too. InfeasibleError names what binds and the nearest relaxations."""
     planner = FleetPlanner(demand, folder, calibration)
+    demand = planner.demand
     alternatives: list[Alternative] = []
-    for choice in _choices(planner):
+    choices = list(_choices(planner))
+    for choice in choices:
         alternatives.append(_alternative(planner, choice, alternatives, simulate))
+    alternatives = [
+        _at_least(planner, *pair, alternatives) for pair in zip(choices, alternatives, strict=True)
+    ]
     plans = [a.plan for a in alternatives if a.plan is not None]
     eligible = [a.plan for a in alternatives if a.plan is not None and not a.beyond_stock]
     if not eligible:
@@ -133,7 +138,7 @@ def _choices(planner: FleetPlanner) -> Iterator[_Choice]:
         yield _Choice(
             f"all {name}", tuple(t.vendors == {name} for t in templates), replace(demand, stock=stock)
         )
-    yield _Choice(UNSPLIT, tuple(len(t.composition) == 1 for t in templates), demand)
+    yield _Choice(UNSPLIT, tuple(len(t.gpu_kinds) == 1 for t in templates), demand)
     runnable = tuple(t.not_runnable is None for t in templates)
     able = {t.model.name for t, can in zip(templates, runnable, strict=True) if can}
     if not all(runnable) and all(t.model in able for t in planner.traffic):
@@ -144,16 +149,17 @@ def _alternative(
     planner: FleetPlanner, choice: _Choice, known: Sequence[Alternative], simulate: bool
 ) -> Alternative:
     """A plan already found that uses only what is wanted is this one too: the optimum of a part that holds it."""
-    first, name, wanted = known[0].plan if known else None, choice.name, choice.wanted
-    if first is not None and wanted is not None:
-        allowed = {t for t, keep in zip(planner.templates, wanted, strict=True) if keep}
-        has = [entry.count for entry in choice.demand.stock]
-        if all(g.template in allowed for g in first.groups) and all(map(le, first.gpus, has)):
-            return Alternative(name, replace(first, name=name), ())
+    name, wanted = choice.name, choice.wanted
+    first = known[0].plan if known else None
+    if first is not None and _is_one(planner, choice, first):
+        return Alternative(name, replace(first, name=name), ())
+    proven = _best_known(planner, choice, known) if simulate and planner.demand.objective == "cost" else None
     try:
-        return Alternative(name, planner.plan(name, wanted, demand=choice.demand, simulate=simulate), ())
+        plan = planner.plan(name, wanted, demand=choice.demand, simulate=simulate, known=proven)
+        return Alternative(name, plan, ())
     except InfeasibleError as error:
-        reasons = tuple(explain(planner, wanted, demand=choice.demand)) or (str(error),)
+        found = explain(planner, wanted, demand=choice.demand)
+        reasons = tuple(dict.fromkeys(found)) or (str(error),)  # a GPU's power limits have the same remedy
     if not known or planner.demand.objective != "cost":
         return Alternative(name, None, reasons)
     try:  # what it would cost if more of the same could be had
@@ -161,6 +167,40 @@ def _alternative(
     except InfeasibleError:
         return Alternative(name, None, reasons)
     return Alternative(name, plan, reasons, beyond_stock=True)
+
+
+def _is_one(planner: FleetPlanner, choice: _Choice, plan: FleetPlan) -> bool:
+    """Whether a plan found for another choice uses only what this one may."""
+    has = [entry.count for entry in choice.demand.stock]
+    if not all(map(le, plan.gpus, has)):
+        return False
+    if choice.wanted is None:
+        return True
+    allowed = {t for t, keep in zip(planner.templates, choice.wanted, strict=True) if keep}
+    return all(group.template in allowed for group in plan.groups)
+
+
+def _best_known(planner: FleetPlanner, choice: _Choice, known: Sequence[Alternative]) -> FleetPlan | None:
+    """Of the plans that passed and that this choice may use."""
+    plans = [a.plan for a in known if a.plan is not None and not a.beyond_stock and a.plan.passed]
+    return min(
+        (plan for plan in plans if _is_one(planner, choice, plan)),
+        key=lambda plan: _merit(planner.demand, plan),
+        default=None,
+    )
+
+
+def _at_least(
+    planner: FleetPlanner, choice: _Choice, own: Alternative, known: Sequence[Alternative]
+) -> Alternative:
+    """What was found for another choice, where it is one of this and better: trimming finds a good plan, not the best of all."""
+    better = _best_known(planner, choice, known)
+    if better is None:
+        return own
+    mine = None if own.plan is None or own.beyond_stock else _merit(planner.demand, own.plan)
+    if mine is not None and mine <= _merit(planner.demand, better):
+        return own
+    return Alternative(choice.name, replace(better, name=choice.name), ())
 
 
 def _more_stock(demand: Demand) -> Demand:
@@ -189,12 +229,12 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
         lines.append(
             f"mixing loses: {used[0]} alone is at least as {_good(demand)} as any mix that was found"
         )
-    split = [g for g in chosen.groups if len(g.template.composition) > 1]
+    split = [g for g in chosen.groups if len(g.template.gpu_kinds) > 1]
     whole = next((a.plan for a in alternatives if a.name == UNSPLIT and not a.beyond_stock), None)
     if split and whole is not None and whole.passed:
         gain = _gain(demand, chosen, whole)
         lines.append(f"replicas over two kinds of GPU pay: {gain} than the best without any")
-    elif not split and chosen.groups and len(demand.stock) > 1:
+    elif not split and chosen.groups and len({entry.spec.name for entry in demand.stock}) > 1:
         lines.append(f"replicas over two kinds of GPU lose: one kind each is at least as {_good(demand)}")
     blocked = sorted({g.template.not_runnable for g in chosen.groups if g.template.not_runnable})
     if blocked:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bimetal.perf.step_time import StageShape, decode_step
 from bimetal.plan import Plan, Replica, Stage, StagePrediction
 from bimetal.planner.decide import FleetPlan, FleetPlanner
+from bimetal.planner.power_limits import power_notes
 from bimetal.planner.replay import Group
 
 UNSIMULATED_TPOT_S = 0.05
@@ -60,6 +61,8 @@ def _plan(planner: FleetPlanner, group: Group, tpot_s: Mapping[str, float]) -> P
     room = evaluator.tables.demand.site.memory_utilization
     used: dict[str, int] = {}
     stages = []
+    stock = evaluator.tables.demand.stock
+    limits = power_notes(stock, [template.num_gpus(g) for g in range(len(stock))])
     for part in template.parts:
         gpu, ranks = part.slot.gpu, part.slot.tensor_parallel
         first = used.get(gpu.name, 0)
@@ -92,5 +95,6 @@ def _plan(planner: FleetPlanner, group: Group, tpot_s: Mapping[str, float]) -> P
         reasons=(
             f"one of {group.number} equal replicas of a fleet plan, serving {', '.join(t.name for t in classes)}",
             "nodes are named after their GPUs: give each stage on another host its address and interpreter",
+            *limits,
         ),
     )

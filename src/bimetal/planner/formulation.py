@@ -11,6 +11,7 @@
     jobs        sum_g job_fg                                             = 1
     power       sum_g watts_g (owned_g + per_node_g nodes_g)            <= cap
     budget      the objective above                                     <= budget
+    pools       sum_(g of one GPU) nodes_g <= its nodes,  own_g <= per_node_g sets_g,  sum sets_g <= its owned nodes
     spare       spare_c                                                  = level_1c + sum_l step_lc reached_lc
     reached     sum_(tk with rate_tkc >= level_lc) rate_tkc z_tkc       <= most_lc reached_lc + sum_(m > l) step_mc reached_mc
 
@@ -117,6 +118,7 @@ def formulate(
     jobs = m.variables(allowed.size, upper=allowed.ravel().astype(float), integer=True).reshape(allowed.shape)
     spare = m.variables(C, upper=[np.inf if wanted else 0.0 for wanted in problem.spare])
 
+    _share_stock(m, problem, nodes, own)
     run, share = _core_variables(m, problem, core)
     y = m.variables(len(rest))
     t_rest = np.array([t for t, _ in rest], dtype=np.int64)
@@ -193,6 +195,18 @@ def _core_variables(
             for c, column in zip(served, m.variables(len(served)), strict=True):
                 share[t, k, int(c)] = int(column)
     return run, share
+
+
+def _share_stock(m: Milp, problem: Problem, nodes: Indices, own: Indices) -> None:
+    """One GPU at several power limits: each node at one of them. Whoever allows more nodes of one kind allows them in all."""
+    for pool in problem.pools:
+        kinds = np.array(pool.kinds)
+        more = np.maximum(problem.buyable_nodes[kinds] - pool.nodes, 0.0).sum()
+        m.row([(nodes[kinds], 1.0)], upper=pool.nodes + float(more))
+        sets = m.variables(len(kinds), upper=pool.owned, integer=True)
+        for g, of_kind in zip(kinds, sets, strict=True):
+            m.row([(own[g], 1.0), (of_kind, -float(problem.per_node[g]))], upper=0.0)
+        m.row([(sets, problem.per_node[kinds])], upper=pool.owned)
 
 
 def most_replicas(problem: Problem, t: int) -> float:

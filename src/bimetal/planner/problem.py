@@ -14,8 +14,10 @@ import numpy as np
 
 from bimetal.catalog.demand import Demand, DemandClass, Stock
 from bimetal.catalog.hardware import GpuSpec, find_gpu
+from bimetal.perf.power import published_power_curve
 from bimetal.planner.candidates import Candidates
 from bimetal.planner.milp import Floats, Indices
+from bimetal.planner.power_limits import Pool, pools, power_ratio
 from bimetal.planner.traffic import Traffic
 
 MIXED_LOSS_BATCH = 2 * 0.055
@@ -54,6 +56,8 @@ class Problem:
     budget_usd_per_h: float
     jobs: Floats
     """[F, G] GPUs that a job needs of a kind; infinite where it cannot run."""
+    pools: tuple[Pool, ...] = ()
+    """Kinds that share their stock: one GPU at several power limits."""
     objective: Literal["cost", "goodput", "headroom", "fewest"] = "cost"
     """headroom: the largest multiple of the demand, whatever it costs; fewest: the fewest GPUs, whatever they cost."""
 
@@ -73,6 +77,7 @@ def build_problem(demand: Demand, candidates: Candidates, traffic: Sequence[Traf
     compositions = {c: i for i, c in enumerate(dict.fromkeys(t.composition for t in candidates.templates))}
     site, stock = demand.site, demand.stock
     jobs = [entry for entry in demand.demand if entry.kind == "fine-tuning"]
+    buyable = [float(_buyable(entry, demand)) for entry in stock]
     return Problem(
         usage=candidates.usage,
         rate=candidates.rate,
@@ -83,7 +88,7 @@ def build_problem(demand: Demand, candidates: Candidates, traffic: Sequence[Traf
         spare=[t.n_plus_one for t in traffic],
         per_node=np.array([entry.per_node for entry in stock]),
         owned=np.array([float(entry.owned) for entry in stock]),
-        buyable_nodes=np.array([float(_buyable(entry, demand)) for entry in stock]),
+        buyable_nodes=np.array(buyable),
         price_usd_per_h=np.array([entry.usd_per_h(site.electricity_usd_per_kwh) for entry in stock]),
         owned_usd_per_h=np.array([entry.power_usd_per_h(site.electricity_usd_per_kwh) for entry in stock]),
         watts=np.array([entry.watts for entry in stock]),
@@ -92,6 +97,7 @@ def build_problem(demand: Demand, candidates: Candidates, traffic: Sequence[Traf
         jobs=np.array([[_job_gpus(job, entry, stock) for entry in stock] for job in jobs]).reshape(
             len(jobs), len(stock)
         ),
+        pools=pools(stock, buyable),
         objective=demand.objective,
     )
 
@@ -111,7 +117,8 @@ def _job_gpus(job: DemandClass, entry: Stock, stock: Sequence[Stock]) -> float:
     allowed = [find_gpu(name).name for name in job.gpus] or [s.spec.name for s in stock]
     if entry.spec.name not in allowed:
         return np.inf
-    hours = (job.gpu_hours or 0.0) * _training_rate(find_gpu(allowed[0])) / _training_rate(entry.spec)
+    rate = _training_rate(entry.spec) * published_power_curve().compute_rate(power_ratio(entry))
+    hours = (job.gpu_hours or 0.0) * _training_rate(find_gpu(allowed[0])) / rate
     by_time = hours / (job.deadline_h or 1.0)
     return float(np.ceil(max(by_time, job.memory_bytes / entry.spec.memory_bytes, 1.0) - 1e-9))
 

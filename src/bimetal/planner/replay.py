@@ -19,7 +19,13 @@ from bimetal.simulate.trace import Floats, Trace, merge
 
 MOST_REPLICAS = 4
 """Of a group, simulated: a larger group is steadier, so that this errs to the slow side."""
-MOST_REQUESTS = 4000
+LEAST_REQUESTS = 2000
+"""In a run of classes without a trace."""
+LEAST_ANSWERS = 5.0
+"""Such a run lasts at least so many times as long as an answer may take: a fleet that falls behind by 2% has a queue of a tenth of
+an answer's time by then, and in a run of a few seconds would look as if it kept up."""
+SLOW_TPOT_S = 0.1
+"""Taken for the time of an answer where no stricter limit is asked for."""
 WARM_UP = 0.1
 """Of the time, not counted: replicas start empty."""
 
@@ -56,15 +62,20 @@ def replay(
     evaluators: Mapping[str, Evaluator],
     traffic: Sequence[Traffic],
     seed: int,
+    draw: int = 0,
+    lost: Mapping[str, float] | None = None,
 ) -> list[ClassReplay]:
-    """Per class that sends requests; `evaluators` by model."""
+    """Per class that sends requests; `evaluators` by model. `draw`: which of many runs of equal chances.
+
+    `lost`: by class, of what is asked, what routing between unlike replicas costs: every group bears that much more.
+    """
     seen: dict[str, list[tuple[Floats, Floats, float]]] = {t.name: [] for t in traffic}
     given: dict[str, float] = {t.name: 0.0 for t in traffic}
     by_name = {t.name: t for t in traffic}
     for position, group in enumerate(groups):
-        rng = np.random.default_rng([seed, position])
+        rng = np.random.default_rng([seed, position, draw])
         copies = min(group.number, MOST_REPLICAS)
-        trace = _share(group, copies, by_name, rng)
+        trace = _share(group, copies, by_name, rng, lost or {})
         if trace is None:
             continue
         ttft, tpot = _run(group.template, copies, trace, evaluators[group.template.model.name])
@@ -80,13 +91,17 @@ def replay(
 
 
 def _share(
-    group: Group, copies: int, traffic: Mapping[str, Traffic], rng: np.random.Generator
+    group: Group,
+    copies: int,
+    traffic: Mapping[str, Traffic],
+    rng: np.random.Generator,
+    lost: Mapping[str, float],
 ) -> Trace | None:
-    """The requests of so many of the group's replicas: a trace's thinned, synthetic ones stretched over longer time."""
+    """The requests of so many of the group's replicas: a trace's thinned, synthetic ones in another order and over longer time."""
     traces = []
     for name, rate in group.served_per_s.items():
         t = traffic[name]
-        wanted = rate * copies / group.number
+        wanted = rate * (1 + lost.get(name, 0.0)) * copies / group.number
         if wanted <= 0:
             continue
         trace = Trace(t.trace.arrival_s, t.trace.input_tokens, t.trace.output_tokens, (name,))
@@ -95,14 +110,25 @@ def _share(
             kept[0] = True
             trace = Trace(trace.arrival_s[kept], trace.input_tokens[kept], trace.output_tokens[kept], (name,))
         else:
-            trace = trace.compressed(wanted / t.rate_per_s)
+            trace = _reordered(trace, rng).compressed(wanted / t.rate_per_s)
         traces.append(trace)
     if not traces:
         return None
     span = min(float(trace.arrival_s[-1]) for trace in traces)
     cut = [trace.first(max(1, int(np.searchsorted(trace.arrival_s, span, side="right")))) for trace in traces]
     merged = merge(cut)
-    return merged.first(MOST_REQUESTS) if not any(traffic[n].from_trace for n in merged.classes) else merged
+    classes = [traffic[name] for name in merged.classes]
+    if any(t.from_trace for t in classes):
+        return merged
+    least_s = LEAST_ANSWERS * max(t.output_tokens * min(t.tpot_s, SLOW_TPOT_S) for t in classes)
+    return merged.first(max(LEAST_REQUESTS, int(np.searchsorted(merged.arrival_s, least_s))))
+
+
+def _reordered(trace: Trace, rng: np.random.Generator) -> Trace:
+    """Independent requests, as likely in any order: the same waits between them and the same lengths, each shuffled."""
+    arrival = np.concatenate([[0.0], np.cumsum(rng.permutation(np.diff(trace.arrival_s)))])
+    order = rng.permutation(len(trace))
+    return Trace(arrival, trace.input_tokens[order], trace.output_tokens[order], trace.classes)
 
 
 def _run(template: Template, copies: int, trace: Trace, evaluator: Evaluator) -> tuple[Floats, Floats]:

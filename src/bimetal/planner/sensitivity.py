@@ -1,19 +1,23 @@
 """What a limit costs: the decision solved again with it relaxed, never read off a dual.
 
 Owns which limits are worth relaxing in a plan, how far, and the front of cost against latency. Everything is solved under the
-tightness that the plan's own simulation asked for, and not simulated again.
+tightness that the plan's own simulation asked for, and not simulated again; for a trimmed plan, with so much less of the demand
+as the formulas say that it serves, and against the cheapest plan for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from bimetal.catalog.demand import Demand, Stock
 from bimetal.errors import InfeasibleError
+from bimetal.planner.candidates import Candidates
 from bimetal.planner.decide import FleetPlan, FleetPlanner
+from bimetal.planner.optimise import Optimum
 from bimetal.planner.problem import is_late
 from bimetal.planner.traffic import Traffic
 from bimetal.units import MEGA, S_PER_HOUR
@@ -52,8 +56,8 @@ class FrontPoint:
 def binding(planner: FleetPlanner, plan: FleetPlan) -> list[str]:
     """Limits that the plan has reached."""
     demand, found = planner.demand, []
-    for entry, used in zip(demand.stock, plan.gpus, strict=True):
-        if used + entry.per_node > entry.count:
+    for entry in {entry.spec.name: entry for entry in demand.stock}.values():
+        if _used(demand, plan, entry) + entry.per_node > entry.count:
             found.append(f"stock of {entry.spec.name}")
     node_watts = min(entry.watts * entry.per_node for entry in demand.stock)
     site = demand.site
@@ -82,7 +86,9 @@ def binding(planner: FleetPlanner, plan: FleetPlan) -> list[str]:
 
 def relaxations(planner: FleetPlanner, plan: FleetPlan, wanted: Sequence[bool] | None) -> list[Relaxation]:
     """Each limit worth relaxing, by what it gives; those that give nothing last."""
-    found = []
+    found, now_usd = [], plan.usd_per_h
+    if plan.formula_ratios:
+        now_usd = _solve(planner, plan, wanted, planner.demand, planner.traffic)[0]
     for what, demand, traffic in _relaxed(planner, plan):
         try:
             usd, tokens = _solve(planner, plan, wanted, demand, traffic)
@@ -92,7 +98,7 @@ def relaxations(planner: FleetPlanner, plan: FleetPlan, wanted: Sequence[bool] |
             Relaxation(
                 what,
                 usd,
-                max(0.0, plan.usd_per_h - usd),
+                max(0.0, now_usd - usd),
                 max(0.0, tokens - plan.output_tokens_per_s),
             )
         )
@@ -101,18 +107,13 @@ def relaxations(planner: FleetPlanner, plan: FleetPlan, wanted: Sequence[bool] |
 
 def _relaxed(planner: FleetPlanner, plan: FleetPlan) -> Iterator[tuple[str, Demand, Sequence[Traffic]]]:
     demand, traffic = planner.demand, planner.traffic
-    for i, entry in enumerate(demand.stock):
-        stock = list(demand.stock)
+    for name, entry in {entry.spec.name: entry for entry in demand.stock}.items():
         if is_late(entry, demand):
-            stock[i] = replace(entry, lead_time_months=0.0)
-            yield (
-                f"{entry.spec.name} at once, not in {entry.months_to_arrive:g} months",
-                _with(demand, stock),
-                traffic,
-            )
-        elif plan.gpus[i] + entry.per_node > entry.count:
-            stock[i] = replace(entry, count=entry.count + entry.per_node)
-            yield f"one node more of {entry.spec.name}", _with(demand, stock), traffic
+            what = f"{name} at once, not in {entry.months_to_arrive:g} months"
+            yield what, _with(demand, name, lead_time_months=0.0), traffic
+        elif _used(demand, plan, entry) + entry.per_node > entry.count:
+            more = _with(demand, name, count=entry.count + entry.per_node)
+            yield f"one node more of {name}", more, traffic
     site = demand.site
     if site.power_cap_w:
         relaxed = replace(site, power_cap_w=site.power_cap_w * CAP_RELAXED)
@@ -145,8 +146,17 @@ def _relaxed(planner: FleetPlanner, plan: FleetPlan) -> Iterator[tuple[str, Dema
             )
 
 
-def _with(demand: Demand, stock: Sequence[Stock]) -> Demand:
+def _with(demand: Demand, name: str, **changes: Any) -> Demand:
+    """One GPU's entry changed, at all its power limits."""
+    stock = (replace(entry, **changes) if entry.spec.name == name else entry for entry in demand.stock)
     return replace(demand, stock=tuple(stock))
+
+
+def _used(demand: Demand, plan: FleetPlan, entry: Stock) -> int:
+    """GPUs of an entry's name, at any power limit."""
+    return sum(
+        n for other, n in zip(demand.stock, plan.gpus, strict=True) if other.spec.name == entry.spec.name
+    )
 
 
 def _solve(
@@ -160,11 +170,25 @@ def _solve(
     candidates = planner.candidates(plan.slacks, traffic)
     if wanted is not None:
         candidates = candidates.keep(wanted)
+    return _priced(planner, plan, candidates, traffic, demand)[:2]
+
+
+def _priced(
+    planner: FleetPlanner,
+    plan: FleetPlan,
+    candidates: Candidates,
+    traffic: Sequence[Traffic],
+    demand: Demand | None = None,
+) -> tuple[float, float, Optimum]:
+    """Dollars per hour, output tokens per second, and the rest."""
+    ratios = plan.formula_ratios or (1.0,) * len(traffic)
+    asked = [replace(t, rate_per_s=t.rate_per_s * ratio) for t, ratio in zip(traffic, ratios, strict=True)]
     problem, optimum = planner.solve(
-        candidates, demand=demand, traffic=traffic, gap=GAP, time_limit_s=TIME_LIMIT_S
+        candidates, demand=demand, traffic=asked, gap=GAP, time_limit_s=TIME_LIMIT_S
     )
     chosen = optimum.chosen
-    return chosen.usd_per_h, float((problem.wanted * problem.tokens * chosen.served_ratio).sum())
+    tokens = (problem.wanted / ratios * problem.tokens * chosen.served_ratio).sum()
+    return chosen.usd_per_h, float(tokens), optimum
 
 
 def front(
@@ -182,9 +206,7 @@ def front(
         kinds: tuple[str, ...] = ()
         try:
             candidates = planner.candidates(plan.slacks, traffic)
-            problem, optimum = planner.solve(candidates, traffic=traffic, gap=GAP, time_limit_s=TIME_LIMIT_S)
-            usd = optimum.chosen.usd_per_h
-            tokens = float((problem.wanted * problem.tokens * optimum.chosen.served_ratio).sum())
+            usd, tokens, optimum = _priced(planner, plan, candidates, traffic)
             per_million = usd / (tokens * S_PER_HOUR / MEGA) if tokens else None
             kinds = tuple(sorted({candidates.templates[t].kind for t, _ in optimum.chosen.replicas}))
         except InfeasibleError:

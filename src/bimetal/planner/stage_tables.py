@@ -15,6 +15,7 @@ from bimetal.catalog.demand import Demand, ServedModel
 from bimetal.catalog.links import SAME_HOST, LinkSpec
 from bimetal.catalog.models import ModelSpec
 from bimetal.perf.calibration import Calibration
+from bimetal.perf.power import published_power_curve
 from bimetal.perf.stage_clock import clock_columns
 from bimetal.perf.step_time import ACTIVATION_BYTES, StageShape, coefficients_of
 from bimetal.planner.fleet_plan import ID_BYTES, LayerClasses
@@ -60,7 +61,10 @@ class StageTables:
                 shapes[:1], self.calibration, slot.draw
             )  # which layers they are changes none
             same = {term: np.broadcast_to(value, (len(shapes),)) for term, value in one.items()}
-            rows.append(clock_columns(shapes, same))
+            clocks = clock_columns(shapes, same)
+            if slot.power_limit_w and slot.gpu.tdp_w:
+                clocks = published_power_curve().slowed(clocks, slot.power_limit_w / slot.gpu.tdp_w)
+            rows.append(clocks)
         return {name: np.array([row[name] for row in rows]) for name in CLOCK_FIELDS}
 
     @cached_property

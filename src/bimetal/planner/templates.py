@@ -25,6 +25,8 @@ class Slot:
     gpu: GpuSpec
     tensor_parallel: int
     per_node: int
+    power_limit_w: float | None = None
+    """Of one GPU; None: its TDP."""
     draw: int | None = None
     """Of the calibration's joint draws, by which it is timed; None: the most likely coefficients."""
 
@@ -35,7 +37,8 @@ class Slot:
 
     @property
     def label(self) -> str:
-        return f"{self.tensor_parallel}x{self.gpu.name}"
+        limit = f"@{self.power_limit_w:g}W" if self.power_limit_w else ""
+        return f"{self.tensor_parallel}x{self.gpu.name}{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ class Template:
     def composition(self) -> tuple[int, ...]:
         """Stock indices of the GPUs in it: replicas of one composition are alike, those of several are a mixed fleet."""
         return tuple(sorted({part.slot.stock for part in self.parts}))
+
+    @property
+    def gpu_kinds(self) -> frozenset[str]:
+        """Names of the GPUs in it, whatever their power limits."""
+        return frozenset(part.slot.gpu.name for part in self.parts)
 
     @property
     def vendors(self) -> frozenset[str]:
@@ -138,5 +146,5 @@ def slots_for(model: ServedModel, stock: Sequence[Stock]) -> tuple[list[Slot], l
                     f"{model.name} on {ranks}x{gpu.name}: {ranks} does not divide its {spec.num_heads} heads"
                 )
                 continue
-            slots.append(Slot(index, gpu, ranks, entry.per_node))
+            slots.append(Slot(index, gpu, ranks, entry.per_node, entry.power_limit_w))
     return slots, reasons
