@@ -7,6 +7,7 @@ spare is loosened, a bounded number of times; the cheapest plan that passed is k
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -119,6 +120,14 @@ class FleetPlanner:
         self._proofs: dict[Hashable, Proof] = {}
         self._hardest_draw = 0
         """Of the fleet simulated last: with it first, the next one that fails fails soonest."""
+
+    def with_demand(self, demand: Demand) -> FleetPlanner:
+        """For the same traffic and other stock or models, whose templates are enumerated anew."""
+        other = copy(self)
+        for enumerated in ("evaluators", "templates"):
+            other.__dict__.pop(enumerated, None)
+        other.demand, other._reasons, other._rated, other._proofs = demand, [], {}, {}
+        return other
 
     def of_model(self, name: str) -> tuple[Traffic, ...]:
         return tuple(t for t in self.traffic if t.model == name)

@@ -7,7 +7,6 @@ template that needs more GPUs than there are was left out of the first ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,11 +43,7 @@ class Asked:
 
     def candidates(self, demand: Demand) -> Candidates:
         """Of a demand with other stock or models, enumerated anew; no others than are wanted."""
-        planner = copy(self.planner)
-        planner.__dict__.pop("evaluators", None)
-        planner.__dict__.pop("templates", None)
-        planner.demand, planner._reasons, planner._rated = demand, [], {}
-        found = planner.candidates(self.slacks)
+        found = self.planner.with_demand(demand).candidates(self.slacks)
         return found.keep([self._may_be_used(t) for t in found.templates])
 
     def _may_be_used(self, template: Template) -> bool:
