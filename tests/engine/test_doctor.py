@@ -17,7 +17,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+    return _with_tokenizer(make_checkpoint("llama", tmp_path_factory.mktemp("llama")))
+
+
+def _with_tokenizer(folder: Path) -> Path:
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
 
 
 def with_second_path(folder: Path, path: Path) -> Plan:
@@ -35,8 +40,19 @@ def test_a_node_without_the_checkpoint_is_named(folder: Path, tmp_path: Path) ->
 
 
 def test_nodes_with_different_checkpoints_are_named(folder: Path, tmp_path: Path) -> None:
-    other = make_checkpoint("llama", tmp_path / "other")
+    other = _with_tokenizer(make_checkpoint("llama", tmp_path / "other"))
     edit_config(other, rms_norm_eps=1e-3)
     found = [f for f in diagnose(with_second_path(folder, other)) if not f.is_ok]
     assert [f.what for f in found] == ["same config"]
     assert "stage 1 (node1)" in found[0].detail
+
+
+def test_what_this_machine_lacks_is_named(folder: Path) -> None:
+    """Weights may be elsewhere, but who serves reads config and tokenizer."""
+    plan = replace(with_second_path(folder, folder), model="Llama-3.1-8B")
+    found = {(f.where, f.what): f for f in diagnose(plan)}
+    assert "no folder 'Llama-3.1-8B'" in found["here", "model"].detail
+    assert "--model" in found["here", "model"].remedy
+    of_node = found["replica stage 1 (node1)", "model"]
+    assert not of_node.is_ok
+    assert "hidden_size" in of_node.detail

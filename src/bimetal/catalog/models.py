@@ -72,6 +72,18 @@ class ModelSpec:
     """None: weights are stored in `dtype`."""
 
     @property
+    def dimensions(self) -> dict[str, int]:
+        """What two checkpoints must have in common to be of one model."""
+        names = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "intermediate_size", "vocab_size")
+        return {name: getattr(self, name) for name in (*names, "num_experts", "moe_intermediate_size")}
+
+    def differences(self, other: ModelSpec) -> str:
+        """Of dimensions, for people: ours first."""
+        theirs = other.dimensions
+        found = [f"{name} {n} and {theirs[name]}" for name, n in self.dimensions.items() if n != theirs[name]]
+        return ", ".join(found)
+
+    @property
     def weight_dtype(self) -> str:
         """Of most weights as they are stored; `dtype` is what activations are computed in."""
         return self.dtype if self.quantization is None else "float8"

@@ -111,7 +111,7 @@ def plan_of_stages(model: str, stages: str, num_threads: int | None) -> Plan:
     from itertools import pairwise
 
     from bimetal.catalog.models import load_model_spec
-    from bimetal.cli.placement import layer_boundaries
+    from bimetal.cli.placement import check_gpu, layer_boundaries
     from bimetal.errors import ConfigError
     from bimetal.plan import Plan, Replica, Stage
 
@@ -122,7 +122,10 @@ def plan_of_stages(model: str, stages: str, num_threads: int | None) -> Plan:
         raise ConfigError(
             f"{stages!r} is not DEVICE[:LAYERS],... with layers for all stages or none, such as cpu:{spec.num_layers}"
         )
-    bounds = layer_boundaries(spec.num_layers, len(parts), ",".join(layers) or None)
+    for device, _, _ in parts:
+        check_gpu(device)
+    given_as = f"the layers of {stages}"
+    bounds = layer_boundaries(spec.num_layers, len(parts), ",".join(layers) or None, given_as)
     made: list[Stage] = []
     for (device, _, _), (start, end) in zip(parts, pairwise(bounds), strict=True):
         index = 0 if device == "cpu" else sum(stage.gpu != "cpu" for stage in made)

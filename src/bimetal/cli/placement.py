@@ -19,7 +19,10 @@ _DTYPES = {"auto": None, "half": "float16", "float": "float32"}
 _DTYPE_CHOICES = ("auto", "bfloat16", "float16", "float32", "half", "float")
 
 _OPTIONS = (
-    click.option("--model", help="A checkpoint's folder, used without a file."),
+    click.option(
+        "--model",
+        help="A checkpoint's folder. With FILE: where its config and tokenizer are on this machine.",
+    ),
     click.option(
         "--num-stages", type=click.IntRange(1, 64), help="With --model: layers in equal parts.  [default: 1]"
     ),
@@ -74,18 +77,35 @@ def resolve_plan(file: Path | None, flags: dict[str, Any]) -> Plan:
     """The plan in FILE, planned from the fleet in FILE, or made of --model."""
     from bimetal.errors import ConfigError
 
-    if (file is None) == (flags["model"] is None):
-        raise ConfigError(
-            "give one of the two: FILE (plan.yaml or fleet.yaml), or --model with a checkpoint's folder"
-        )
     if file is None:
+        if flags["model"] is None:
+            raise ConfigError("give FILE (plan.yaml or fleet.yaml), or --model with a checkpoint's folder")
         return _plan_of_model(flags)
     for name in ("num_stages", "layers"):
         if flags[name] is not None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} goes with --model: {file} already says how layers are split"
             )
-    return _with_threads(plan_of_file(file), flags["num_threads"])
+    plan = with_model(plan_of_file(file), flags["model"])
+    return _with_threads(plan, flags["num_threads"])
+
+
+def with_model(plan: Plan, folder: str | None) -> Plan:
+    """The plan with the checkpoint that this machine keeps in `folder`; nodes with a `model_path` of their own keep that."""
+    from dataclasses import replace
+
+    from bimetal.catalog.models import load_model_spec
+    from bimetal.errors import ConfigError
+
+    if folder is None:
+        return plan
+    planned, found = load_model_spec(plan.model), load_model_spec(folder)
+    if found.dimensions != planned.dimensions:
+        raise ConfigError(
+            f"--model {folder} is another model than the plan's {plan.model}: {found.differences(planned)}; give the "
+            "folder of the model that was planned"
+        )
+    return replace(plan, model=folder)
 
 
 def plan_of_file(file: Path, quiet: bool = False) -> Plan:
@@ -124,6 +144,7 @@ def _plan_of_model(flags: dict[str, Any]) -> Plan:
     from bimetal.plan import Plan, Replica, Stage
 
     spec = load_model_spec(flags["model"])
+    check_gpu(flags["device"])
     boundaries = layer_boundaries(spec.num_layers, flags["num_stages"], flags["layers"])
     device = flags["device"]
     stages = tuple(
@@ -145,7 +166,17 @@ def _plan_of_model(flags: dict[str, Any]) -> Plan:
     )
 
 
-def layer_boundaries(num_layers: int, num_stages: int | None, layers: str | None) -> list[int]:
+def check_gpu(name: str) -> None:
+    """ConfigError unless it is `cpu` or a GPU of the catalogue."""
+    from bimetal.catalog.hardware import CPU, find_gpu
+
+    if name != CPU:
+        find_gpu(name)
+
+
+def layer_boundaries(
+    num_layers: int, num_stages: int | None, layers: str | None, given_as: str = "--layers"
+) -> list[int]:
     """Where stages begin and end: [0, ..., num_layers].
 
     >>> layer_boundaries(30, None, "18,12"), layer_boundaries(30, 4, None)
@@ -166,7 +197,7 @@ def layer_boundaries(num_layers: int, num_stages: int | None, layers: str | None
         parts = []
     if not parts or min(parts) < 1 or sum(parts) != num_layers or num_stages not in (None, len(parts)):
         raise ConfigError(
-            f"--layers is {layers!r}, but must be numbers of at least 1, one a stage, that add up to the model's "
+            f"{given_as} is {layers!r}, but must be numbers of at least 1, one a stage, that add up to the model's "
             f"{num_layers} layers, such as {num_layers - num_layers // 2},{num_layers // 2}"
         )
     return [0, *accumulate(parts)]

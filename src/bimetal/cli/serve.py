@@ -36,13 +36,17 @@ if TYPE_CHECKING:
 def command(file: Path | None, **flags: Any) -> None:
     """Serve FILE, a plan.yaml or a fleet.yaml (which is planned first), or --model.
 
-    Examples: bimetal serve plan.yaml; bimetal serve --model .demo/SmolLM2-135M-Instruct --layers 18,12
+    Examples: bimetal serve plan.yaml --model /models/Llama-3.1-70B-Instruct; bimetal serve --model
+    .demo/SmolLM2-135M-Instruct --layers 18,12
     """
+    from bimetal.engine.driver.stages import check_one_device_a_stage
     from bimetal.gateway.gateway import GatewaySettings
     from bimetal.gateway.server import ServerSettings, run_server
 
     plan = resolve_plan(file, flags)
     options = engine_options(plan, flags)
+    for replica in plan.replicas:
+        check_one_device_a_stage(replica.stages)
     _check_text_files(plan.model)
     gateway = GatewaySettings(
         served_names=tuple(flags["served_model_name"]),
@@ -70,5 +74,5 @@ def _check_text_files(model: str) -> None:
     if not folder.is_dir():
         raise ConfigError(
             f"{model} is no folder on this machine: serving needs the checkpoint's config and tokenizer here; "
-            "set `model` to its path (`bimetal bench` runs catalogue models without one)"
+            "give its folder with --model (`bimetal bench` runs catalogue models without one)"
         )

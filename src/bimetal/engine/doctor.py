@@ -26,6 +26,8 @@ from bimetal.plan import Plan, Stage
 from bimetal.units import format_bytes
 
 _PROBE_TIMEOUT_S = 120.0
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+HERE_REMEDY = "copy the checkpoint's config and tokenizer to this machine and name their folder with --model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,40 @@ def diagnose(plan: Plan) -> list[Finding]:
             try:
                 answer = _probe(plan, stage)
             except BimetalError as error:
-                findings.append(
-                    Finding(where, "reach", False, str(error), "correct the fleet file, or start the stage")
-                )
+                findings.append(Finding(where, "reach", False, str(error)))
                 continue
             findings += _check_node(where, plan, spec, stage, answer)
             if answer.get("fingerprint"):
                 fingerprints.append((where, answer["fingerprint"]))
+                findings.append(_check_model(where, plan, spec, answer.get("dimensions")))
             else:
                 folder = stage.model_path or plan.model
                 remedy = "copy the checkpoint there, or set the node's model_path"
                 findings.append(Finding(where, "checkpoint", False, f"no folder {folder!r}", remedy))
-    return findings + _check_checkpoints(fingerprints)
+    return [_check_here(plan), *findings, *_check_checkpoints(fingerprints)]
+
+
+def _check_here(plan: Plan) -> Finding:
+    """The machine that serves reads config and tokenizer, whoever holds the weights."""
+    folder = Path(plan.model).expanduser()
+    if not folder.is_dir():
+        return Finding("here", "model", False, f"no folder {plan.model!r}", HERE_REMEDY)
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return Finding("here", "model", False, f"no tokenizer in {folder}", HERE_REMEDY)
+    return Finding("here", "model", True, f"config and tokenizer in {folder}")
+
+
+def _check_model(where: str, plan: Plan, spec: ModelSpec, dimensions: dict[str, int] | None) -> Finding:
+    """Whether a node's checkpoint is of the model that was planned."""
+    if dimensions is None:
+        return Finding(
+            where, "model", False, "its config.json cannot be read", "copy the checkpoint there again"
+        )
+    wrong = [f"{k} {dimensions.get(k)} and {n}" for k, n in spec.dimensions.items() if dimensions.get(k) != n]
+    if not wrong:
+        return Finding(where, "model", True, f"of the dimensions of {spec.name}")
+    remedy = "point the node's model_path at the planned model"
+    return Finding(where, "model", False, f"not the plan's {plan.model}: {', '.join(wrong)}", remedy)
 
 
 def _probe(plan: Plan, stage: Stage) -> dict[str, Any]:

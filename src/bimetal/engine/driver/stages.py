@@ -9,7 +9,7 @@ import os
 import queue
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Thread
@@ -59,6 +59,16 @@ def device_of(stage: Stage) -> str:
     return "cpu" if stage.gpu == "cpu" else f"cuda:{stage.device_indices[0]}"
 
 
+def check_one_device_a_stage(stages: Sequence[Stage]) -> None:
+    """ConfigError for a stage that this engine cannot run."""
+    for index, stage in enumerate(stages):
+        if stage.tensor_parallel != 1:
+            raise ConfigError(
+                f"stage {index} has tensor_parallel {stage.tensor_parallel}: this engine runs one device a stage; "
+                "give each device a stage of its own"
+            )
+
+
 class Stages:
     """All stages of one replica, in order."""
 
@@ -86,12 +96,7 @@ class Stages:
         self, load: Callable[[int, Stage], LoadStage], progress: Callable[[int, int, int], None]
     ) -> int:
         """Bring all stages up; returns the number of KV blocks that every one of them holds."""
-        for index, stage in enumerate(self._replica.stages):
-            if stage.tensor_parallel != 1:
-                raise ConfigError(
-                    f"stage {index} has tensor_parallel {stage.tensor_parallel}: this engine runs one device a stage; "
-                    "give each device a stage of its own"
-                )
+        check_one_device_a_stage(self._replica.stages)
         self._reach()
         for index, stage in enumerate(self._replica.stages):
             self._connections[index].send_frame(encode_control(load(index, stage)))

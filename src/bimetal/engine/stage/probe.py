@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from bimetal.catalog.models import load_model_spec
 from bimetal.engine.device import Device
 from bimetal.engine.stage.checkpoint import fingerprint
 from bimetal.engine.stage.session import choose_kernels
@@ -35,7 +36,18 @@ def probe(request: bytes) -> dict[str, Any]:
         "num_gpus": torch.cuda.device_count(),
         "devices": [_describe(str(name)) for name in asked.get("devices", ["cpu"])],
         "fingerprint": fingerprint(folder) if folder is not None and folder.is_dir() else None,
+        "dimensions": _dimensions(folder),
     }
+
+
+def _dimensions(folder: Path | None) -> dict[str, int] | None:
+    """Of the checkpoint there; None where its config cannot be read."""
+    if folder is None or not folder.is_dir():
+        return None
+    try:
+        return load_model_spec(str(folder)).dimensions
+    except BimetalError:
+        return None
 
 
 def _describe(name: str) -> dict[str, Any]:

@@ -228,7 +228,8 @@ class StageProcess:
             except LinkError:
                 self._on_end()
                 return
-        print(f"stage: {message}\n{detail}", file=sys.stderr, flush=True)
+        trace = "" if isinstance(error, BimetalError) else f"\n{detail}"  # that says where our mistake is
+        print(f"stage: {message}{trace}", file=sys.stderr, flush=True)
 
 
 def _receiving_end(connection: Connection, kind: str, start: StartStage, session: StageSession) -> Incoming:
