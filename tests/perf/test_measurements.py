@@ -1,6 +1,7 @@
 """Rows as points: every column that matters, every gap filled with a reason, every fault refused with one."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
@@ -172,3 +173,14 @@ def test_the_published_rows():
     for m in rows.measurements:
         groups.setdefault(m.group, set()).add((m.point.engine, m.point.version))
     assert any(len(versions) > 1 for versions in groups.values())  # one group spans engines and versions
+
+
+def test_a_misspelt_column_is_named_and_an_own_one_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    row = "H100,llama-3.x-70b,1024,1024,closed-loop,vllm,16"
+    head = "gpu,model,isl,osl,load,engine,concurrency_or_batch"
+    path.write_text(f"{head},tpot_mean_ms\n{row},20\n")
+    with pytest.raises(ConfigError, match="column 'tpot_mean_ms' is not known: did you mean tpot_ms_mean"):
+        read_measurements(path)
+    path.write_text(f"{head},tpot_ms_mean,who_ran_it\n{row},20,us\n")
+    assert len(read_measurements(path).measurements) + len(read_measurements(path).refusals) == 1

@@ -23,7 +23,12 @@ def command() -> None:
 @click.option("--coefficients", type=click.Path(path_type=Path), help="Folder written by `perf fit -o`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def validate(file: Path, coefficients: Path | None, as_json: bool) -> None:
-    """Predict every row of FILE, a CSV with the columns of measured.csv, and print the errors."""
+    """Predict every row of FILE, a CSV file, and print the errors.
+
+    Columns: gpu, model, isl, osl (tokens in and out), load (closed-loop, static-batch, offline, ...) and engine, which every
+    row needs; concurrency_or_batch, weight_dtype, kv_dtype, tp, n_gpus; and what was measured: ttft_ms_mean or _p50,
+    tpot_ms_mean or _p50, out_tok_s. src/bimetal/catalog/data/measured.csv has all of them.
+    """
     from bimetal.cli.perf_table import print_validation, validation_document
     from bimetal.perf.calibration import load_calibration, published_calibration
     from bimetal.perf.measurements import read_measurements

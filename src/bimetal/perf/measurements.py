@@ -7,8 +7,9 @@ had to be filled in, each with its reason. Does not know how a time is predicted
 from __future__ import annotations
 
 import csv
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -128,8 +129,12 @@ class MeasurementSet:
 
 def published() -> MeasurementSet:
     """The rows that bimetal carries."""
+    return parse_rows(csv.DictReader(_published_lines()))
+
+
+def _published_lines() -> list[str]:
     text = (resources.files("bimetal.catalog") / "data" / "measured.csv").read_text(encoding="utf-8")
-    return parse_rows(csv.DictReader(text.splitlines()))
+    return text.splitlines()
 
 
 def read_measurements(path: Path) -> MeasurementSet:
@@ -148,7 +153,17 @@ def read_measurements(path: Path) -> MeasurementSet:
         raise ConfigError(
             f"{path}: lacks the column(s) {', '.join(missing)}: use the columns of measured.csv"
         )
+    _check_spelling(path, reader.fieldnames or ())
     return parse_rows(reader)
+
+
+def _check_spelling(path: Path, names: Sequence[str]) -> None:
+    """Columns of the user's own are left alone; one that is nearly a known one is a mistake that would go unseen."""
+    known = next(csv.reader(_published_lines()))
+    for name in names:
+        near = [] if name in known else difflib.get_close_matches(name, set(known) - set(names), 1, 0.8)
+        if near:
+            raise ConfigError(f"{path}: column {name!r} is not known: did you mean {near[0]}?")
 
 
 def parse_rows(rows: Iterable[Mapping[str, str]]) -> MeasurementSet:
