@@ -161,9 +161,11 @@ def _check_spelling(path: Path, names: Sequence[str]) -> None:
     """Columns of the user's own are left alone; one that is nearly a known one is a mistake that would go unseen."""
     known = next(csv.reader(_published_lines()))
     for name in names:
-        near = [] if name in known else difflib.get_close_matches(name, set(known) - set(names), 1, 0.8)
+        near = [] if name in known else difflib.get_close_matches(name, set(known) - set(names), 1, 0.7)
         if near:
-            raise ConfigError(f"{path}: column {name!r} is not known: did you mean {near[0]}?")
+            raise ConfigError(
+                f"{path}: column {name!r} is not known: did you mean {near[0]}? One of your own needs another name"
+            )
 
 
 def parse_rows(rows: Iterable[Mapping[str, str]]) -> MeasurementSet:
