@@ -7,6 +7,7 @@ prefers a mix: the cheapest plan that passed its simulation is chosen, whatever 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import le
 from pathlib import Path
@@ -17,6 +18,7 @@ from bimetal.perf.calibration import Calibration
 from bimetal.planner.compare import DrawnPrices, draw_prices
 from bimetal.planner.decide import FleetPlan, FleetPlanner
 from bimetal.planner.infeasible import explain
+from bimetal.planner.lacking import name_lack
 from bimetal.planner.sensitivity import FrontPoint, Relaxation, binding, front, relaxations
 from bimetal.planner.templates import Template
 
@@ -158,15 +160,16 @@ def _alternative(
         plan = planner.plan(name, wanted, demand=choice.demand, simulate=simulate, known=proven)
         return Alternative(name, plan, ())
     except InfeasibleError as error:
+        words = str(error)
+    if not known:  # the demand itself: what would do is tried, however long that takes
         found = explain(planner, wanted, demand=choice.demand)
-        reasons = tuple(dict.fromkeys(found)) or (str(error),)  # a GPU's power limits have the same remedy
-    if not known or planner.demand.objective != "cost":
-        return Alternative(name, None, reasons)
-    try:  # what it would cost if more of the same could be had
-        plan = planner.plan(name, wanted, demand=_more_stock(choice.demand), simulate=simulate)
-    except InfeasibleError:
-        return Alternative(name, None, reasons)
-    return Alternative(name, plan, reasons, beyond_stock=True)
+        return Alternative(name, None, tuple(dict.fromkeys(found)) or (words,))
+    priced: FleetPlan | None = None
+    if planner.demand.objective == "cost":
+        with suppress(InfeasibleError):  # what it would cost if more of the same could be had
+            priced = planner.plan(name, wanted, demand=_more_stock(choice.demand), simulate=simulate)
+    reasons = tuple(dict.fromkeys(name_lack(planner, wanted, choice.demand, priced, words)))
+    return Alternative(name, priced, reasons, beyond_stock=priced is not None)
 
 
 def _is_one(planner: FleetPlanner, choice: _Choice, plan: FleetPlan) -> bool:
