@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bimetal.catalog.demand import parse_demand
+from bimetal.cli.plan_words import marked_name
 from bimetal.perf.calibration import published_calibration
 from bimetal.planner.decide import FleetPlanner
 from bimetal.planner.decision import decide
@@ -20,10 +21,13 @@ demand:
 """
 
 
-def alternatives(text):
+def decided(text):
     demand = parse_demand(text, "d.yaml")
-    decision = decide(demand, Path(), published_calibration(), simulate=False, explore=False)
-    return {a.name: a for a in decision.alternatives}
+    return decide(demand, Path(), published_calibration(), simulate=False, explore=False)
+
+
+def alternatives(text):
+    return {a.name: a for a in decided(text).alternatives}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +44,14 @@ def test_nothing_is_enumerated_anew_for_an_alternative(most, monkeypatch):
         raise AssertionError("templates were enumerated anew")
 
     monkeypatch.setattr(FleetPlanner, "with_demand", refused)
-    found = alternatives(TEXT.replace("RATE", f"{most:.6g}"))
-    assert found["all NVIDIA"].beyond_stock
-    assert found["all AMD"].beyond_stock
+    decision = decided(TEXT.replace("RATE", f"{most:.6g}"))
+    beyond = {a.name: a for a in decision.alternatives if a.beyond_stock}
+    assert {"all NVIDIA", "all AMD"} <= set(beyond)
+    assert [marked_name(decision, a) for a in beyond.values()] == [f"{name}+" for name in beyond]
+    assert marked_name(decision, decision.alternatives[0]) == "best of all*"
+    words = "neither vendor's GPUs in stock are enough alone: only AMD and NVIDIA together serve this demand"
+    assert words in decision.verdict
+    assert not any("against all" in line for line in decision.verdict)  # what cannot be had is no doubt
 
 
 def test_stock_that_an_alternative_lacks_is_enough_when_it_is_there(most):
