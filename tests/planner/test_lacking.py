@@ -1,15 +1,18 @@
 """What alternatives are said to lack: cheap to know, and enough."""
 
 import re
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from bimetal.catalog.demand import parse_demand
-from bimetal.cli.plan_words import marked_name
+from bimetal.cli.plan_page import render_page
+from bimetal.cli.plan_words import marked_name, run_lines
 from bimetal.perf.calibration import published_calibration
 from bimetal.planner.decide import FleetPlanner
 from bimetal.planner.decision import decide
+from bimetal.planner.deployment import NOT_ON_AMD
 
 TEXT = """\
 stock: [{gpu: H100, count: 8}, {gpu: MI300X, count: 8}]
@@ -51,6 +54,10 @@ def test_nothing_is_enumerated_anew_for_an_alternative(most, monkeypatch):
     assert marked_name(decision, decision.alternatives[0]) == "best of all*"
     words = "neither vendor's GPUs in stock are enough alone: only AMD and NVIDIA together serve this demand"
     assert words in decision.verdict
+    assert run_lines(decision).count(NOT_ON_AMD) == 1
+    page = render_page(decision, date(2026, 11, 30))
+    assert "Planned on 2026-11-30" in page
+    assert "all AMD: stock of MI300X binds" in page
     assert not any("against all" in line for line in decision.verdict)  # what cannot be had is no doubt
 
 

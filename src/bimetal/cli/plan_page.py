@@ -38,6 +38,7 @@ def render_page(decision: Decision, planned_on: date) -> str:
     asked = _items(demand_line(t) for t in decision.planner.traffic)
     verdict = _items([*decision.verdict, *run_lines(decision)])
     basis = _items(basis_lines(decision))
+    lacking = _items(f"{a.name}: {reason}" for a in decision.alternatives if a.plan for reason in a.reasons)
     replicas = "".join(
         f"<li>{group.number} x {escape(group.template.kind)}: {escape(group.template.label)}</li>"
         for group in decision.plan.groups
@@ -55,7 +56,7 @@ def render_page(decision: Decision, planned_on: date) -> str:
         f"<title>Fleet plan</title><style>{STYLE}</style><script>{get_plotlyjs()}</script>"
         f"<h1>Fleet plan: {escape(decision.chosen)}</h1><p>Planned on {planned_on.isoformat()}: "
         f"{escape(gpu_words(decision, decision.plan))}</p><h2>Asked for</h2><ul>{asked}</ul><h2>Verdict</h2><ul>{verdict}</ul>"
-        f"<h2>Replicas</h2><ul>{replicas}</ul><h2>Compared</h2><div class=scroll>{_table(decision)}</div><p>{escape(LEGEND)}</p>"
+        f"<h2>Replicas</h2><ul>{replicas}</ul><h2>Compared</h2><div class=scroll>{_table(decision)}</div><p>{escape(LEGEND)}</p><ul>{lacking}</ul>"
         f"<h2>Prices and speeds</h2><ul>{basis}</ul>{sections}</html>"
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import RUNNABLE, Alternative, Decision
 from bimetal.planner.deployment import run_notes
@@ -46,16 +44,20 @@ def basis_lines(decision: Decision) -> list[str]:
     return [*price_lines(decision.planner.demand), MODEL_ERROR]
 
 
-def run_lines(decision: Decision) -> Iterator[str]:
+def run_lines(decision: Decision) -> list[str]:
     """What running it takes, of the chosen plan and of the one that the engine runs today."""
-    notes = run_notes(decision.plan)
-    whole = all(group.template.not_runnable is None for group in decision.plan.groups)
+    plan, lines = decision.plan, []
+    notes = run_notes(plan)
     if notes:
+        whole = all(group.template.not_runnable is None for group in plan.groups)
         what = "the engine runs the chosen plan" if whole else "of the chosen plan the engine runs a part"
-        yield f"{what}: {'; '.join(notes)}"
-    today = next((a for a in decision.alternatives if a.name == RUNNABLE and a.plan is not None), None)
-    if today is not None and today.plan is not None and not decision.is_chosen(today):
-        yield f"{RUNNABLE}: {'; '.join(run_notes(today.plan))}"
+        lines.append(f"{what}: {notes[0]}")
+    today = next((a.plan for a in decision.alternatives if a.name == RUNNABLE), None)
+    if today is not None and today.optimum is not plan.optimum:
+        first, *more = run_notes(today)
+        lines.append(f"{RUNNABLE}: {first}")
+        notes += more
+    return [*lines, *dict.fromkeys(notes[1:])]
 
 
 def latencies(decision: Decision, plan: FleetPlan) -> tuple[str, str, str]:
