@@ -204,6 +204,16 @@ def test_goodput_under_a_budget(demand_file):
     assert "as cheap" not in words
 
 
+def test_a_budget_that_buys_nothing_of_one_vendor(demand_file):
+    dear = SMALL.replace("MI300X, count: 8, price_usd_per_h: 2.0", "MI300X, count: 8, price_usd_per_h: 90.0")
+    demand_file.write_text(dear + "objective: goodput\nsite: {budget_usd_per_h: 20}\n")
+    document = json.loads(run(demand_file, "--json", "--quick"))
+    (none,) = [a for a in document["alternatives"] if a["name"] == "all AMD"]
+    assert none["output_tokens_per_s"] == 0
+    assert none["chance_chosen_is_cheaper"] is None
+    assert "no GPUs" in run(demand_file, "--quick")
+
+
 def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
     with pytest.raises(ConfigError, match="go with a demand file"):
         run(FLEET, "--quick")

@@ -113,11 +113,12 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     better = "better" if decision.planner.demand.objective == "goodput" else "cheaper"
     than = better if o.gap_ratio < LEAST_GAP else f"more than {o.gap_ratio:.2%} {better}"
     before = " before it was trimmed" if plan.formula_ratio < 1 else ""
-    console.print(
-        f"- proof: no other fleet is {than} by the formulas than this plan{before}, of all that can be made of "
-        f"{decision.num_templates} kinds of replica ({o.num_core} were counted in whole replicas, {o.num_priced_out} are too dear "
-        f"for any better plan; {o.seconds:.1f} s)"
-    )
+    if decision.num_templates:
+        console.print(
+            f"- proof: no other fleet is {than} by the formulas than this plan{before}, of all that can be made of "
+            f"{decision.num_templates} kinds of replica ({o.num_core} were counted in whole replicas, {o.num_priced_out} are too dear "
+            f"for any better plan; {o.seconds:.1f} s)"
+        )
     if plan.replays:
         word = "kept its limits" if plan.passed else "broke a limit"
         console.print(

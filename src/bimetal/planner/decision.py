@@ -96,13 +96,15 @@ def decide(
     alternatives = [
         _at_least(planner, *pair, alternatives) for pair in zip(choices, alternatives, strict=True)
     ]
-    plans = [a.plan for a in alternatives if a.plan is not None]
+    serving = [
+        a.plan for a in alternatives if a.plan is not None and a.plan.groups
+    ]  # a budget may buy nothing
     eligible = [a.plan for a in alternatives if a.plan is not None and not a.beyond_stock]
     if not eligible:
         raise InfeasibleError(
             "no fleet serves this demand:\n" + "\n".join(f"- {r}" for r in alternatives[0].reasons)
         )
-    drawn = {p.name: p for p in draw_prices(planner, plans)} if planner.traffic else {}
+    drawn = {p.name: p for p in draw_prices(planner, serving)} if planner.traffic else {}
     alternatives = [replace(a, prices=drawn.get(a.name)) for a in alternatives]
     chosen = min(eligible, key=lambda plan: _merit(demand, plan))
     return Decision(

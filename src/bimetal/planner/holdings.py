@@ -20,7 +20,7 @@ class Holding:
 
     entry: Stock
     owned: int
-    """In use, of `entry.owned`."""
+    """In use, of `entry.owned`: beside all that is rented, whose power is paid anyway."""
     nodes: int
     """Rented or bought beside them."""
 
@@ -40,7 +40,9 @@ class Holding:
         entry, parts = self.entry, []
         if self.owned:
             parts.append(
-                f"{self.owned} owned" if self.owned == entry.owned else f"{self.owned} of {entry.owned} owned"
+                f"{self.owned} owned"
+                if self.owned == entry.owned
+                else f"{self.owned} of {entry.owned} owned in use"
             )
         if self.nodes:
             size = f" of {entry.per_node}" if entry.per_node > 1 else ""
