@@ -116,8 +116,8 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     if decision.num_templates:
         console.print(
             f"- proof: no other fleet is {than} by the formulas than this plan{before}, of all that can be made of "
-            f"{decision.num_templates} kinds of replica ({o.num_core} were counted in whole replicas, {o.num_priced_out} are too dear "
-            f"for any better plan; {o.seconds:.1f} s)"
+            f"{decision.num_templates} kinds of replica ({o.num_core} were counted in whole replicas, {o.num_priced_out} are in no "
+            f"better plan; {o.seconds:.1f} s)"
         )
     if plan.replays:
         word = "kept its limits" if plan.passed else "broke a limit"
