@@ -6,7 +6,7 @@ A plan may also be written by hand: `bimetal serve plan.yaml` needs only the fie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -144,8 +144,8 @@ def load_plan(path: Path) -> Plan:
 
 def parse_plan(document: object, source: str) -> Plan:
     """Validate a parsed YAML or JSON document as a plan."""
-    if is_decision(document):
-        raise ConfigError(_decision_is_no_plan(Path(source)))
+    if isinstance(document, dict) and is_decision(document):
+        raise ConfigError(_decision_is_no_plan(document, Path(source)))
     try:
         plan = _ADAPTER.validate_python(document)
     except ValidationError as error:
@@ -168,19 +168,19 @@ def is_decision(document: object) -> bool:
     return isinstance(document, dict) and "alternatives" in document and "replicas" not in document
 
 
-def _decision_is_no_plan(path: Path) -> str:
-    """Names the plan of a template beside the decision, if there is one."""
-    stem, suffix = path.stem, path.suffix or ".yaml"
-    beside = (f.stem.removeprefix(f"{stem}-") for f in path.parent.glob(f"*{suffix}"))
-    numbers = sorted(int(number) for number in beside if number.isdecimal())
-    numbered = [path.with_name(f"{stem}-{n}{suffix}") for n in numbers]
-    found = next((str(p) for p in numbered if p.is_file()), None)
-    remedy = (
-        f"give one of its templates' plans, such as `bimetal serve {found}`"
-        if found
-        else f"give one of its templates' plans, {stem}-0{suffix} and so on, that `bimetal plan DEMAND -o {path}` writes "
-        "beside it for what the engine runs today"
+def _decision_is_no_plan(decision: Mapping[object, object], path: Path) -> str:
+    """Names the plan of a template that was written with the decision, if there is one."""
+    listed = decision.get("plan_files")
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    found = next(
+        (p for p in (path.with_name(Path(n).name) for n in names if Path(n).name) if p.is_file()), None
     )
+    if found is not None:
+        remedy = f"give one of its templates' plans, such as `bimetal serve {found}`"
+    elif names:
+        remedy = f"its templates' plans, {', '.join(names)}, are gone: write them with `bimetal plan DEMAND -o {path}`"
+    else:
+        remedy = f"no plans were written with it: `bimetal plan DEMAND -o {path}` writes those that the engine runs today, if any"
     return f"{path}: is the decision on a whole fleet, not the plan of one replica: {remedy}"
 
 

@@ -64,6 +64,15 @@ def test_tables_fit_80_columns_and_say_all_that_matters(full):
             "Cost against latency",
             "simulated:",
         ),
+        *(
+            "$/GPU-hour: ",
+            "(given in the file)",
+            "docs/accuracy.md",
+            "rented)",
+            "+: takes",
+            "!: broke",
+            "proof: no other fleet",
+        ),
     ):
         assert words in output
 
@@ -93,6 +102,14 @@ def test_the_page_holds_everything(full):
     assert "Cost against latency" in page
     assert "Plotly" in page
     assert "<script src" not in page
+    for words in (
+        "Planned on 2",
+        "requests/s of",
+        "TTFT p50/p99",
+        "$/GPU-hour: ",
+        "+: takes more than there is",
+    ):
+        assert words in page
 
 
 def test_json_is_the_only_thing_on_stdout(demand_file):
@@ -150,7 +167,7 @@ def test_a_decision_is_no_plan_and_says_which_files_are(demand_file, tmp_path):
         assert "\n" not in str(error.value)
     for path in tmp_path.glob("out-*.yaml"):
         path.unlink()
-    with pytest.raises(ConfigError, match=r"out-0\.yaml and so on"):
+    with pytest.raises(ConfigError, match=r"out-0\.yaml.* are gone: write them with `bimetal plan"):
         load_plan(decision)
 
 
@@ -160,6 +177,10 @@ def test_what_the_engine_cannot_run_is_marked_and_not_written(demand_file, tmp_p
     assert "priced only" in output
     assert "the engine does not know gpt-oss-120b" in output.replace("\n", " ")
     assert not list(tmp_path.glob("out-*.yaml"))
+    assert "there is none to serve" in output
+    (tmp_path / "out-0.yaml").write_text("of another plan")
+    with pytest.raises(ConfigError, match="no plans were written with it"):
+        load_plan(tmp_path / "out.yaml")
 
 
 def test_nothing_fits_is_an_error_that_helps(demand_file):
@@ -183,6 +204,16 @@ def test_goodput_under_a_budget(demand_file):
     assert "as cheap" not in words
 
 
+def test_a_budget_that_buys_nothing_of_one_vendor(demand_file):
+    dear = SMALL.replace("MI300X, count: 8, price_usd_per_h: 2.0", "MI300X, count: 8, price_usd_per_h: 90.0")
+    demand_file.write_text(dear + "objective: goodput\nsite: {budget_usd_per_h: 20}\n")
+    document = json.loads(run(demand_file, "--json", "--quick"))
+    (none,) = [a for a in document["alternatives"] if a["name"] == "all AMD"]
+    assert none["output_tokens_per_s"] == 0
+    assert none["chance_chosen_is_cheaper"] is None
+    assert "no GPUs" in run(demand_file, "--quick")
+
+
 def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
     with pytest.raises(ConfigError, match="go with a demand file"):
         run(FLEET, "--quick")
@@ -198,11 +229,22 @@ def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
         run(demand_file)
 
 
-def test_the_readmes_example():
+def test_the_readmes_example(tmp_path):
     """Whatever the coefficients say: every alternative is there, with its price or what it lacks, and none is cheaper."""
     example = Path(__file__).parents[2] / "examples" / "plans" / "azure-70b.yaml"
-    document = json.loads(run(example, "--json", "--quick"))
+    document = json.loads(run(example, "--json", "--quick", "-o", tmp_path / "out.yaml"))
     plan, alternatives = document["plan"], document["alternatives"]
+    written = sorted(path.name for path in tmp_path.glob("out-*.yaml"))
+    assert sorted(document["plan_files"]) == written
+    today = next((a for a in alternatives if a["name"] == "runs on bimetal today" and "replicas" in a), None)
+    if today and any(r["not_runnable"] for r in plan["replicas"]):
+        assert len([name for name in written if "today" in name]) == len(today["replicas"])
+        with pytest.raises(ConfigError, match=r"bimetal serve .*out-"):
+            load_plan(tmp_path / "out.yaml")
+    for path in tmp_path.glob("out-*.yaml"):
+        assert load_plan(path).replicas
+    for priced in (a for a in alternatives if "holdings" in a):
+        assert sum(h["number"] for h in priced["holdings"]) == sum(priced["gpus"].values())
     names = [a["name"] for a in alternatives]
     assert names[:4] == ["best of all", "all NVIDIA", "all AMD", "unsplit mix"]
     assert names[4:] in ([], ["runs on bimetal today"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,10 +118,9 @@ def _plan_demand(
             )
     except ModuleNotFoundError as error:
         raise ConfigError(f'{error.name} is not installed: pip install "bimetal[plan]"') from error
-    data = decision_document(decision)
-    written = []
+    written = [] if output is None else write_plans(decision, output)
+    data = decision_document(decision, written)
     if output is not None:
-        written = write_plans(decision, output)
         output.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     if html is not None:
         try:
@@ -127,7 +128,7 @@ def _plan_demand(
         except ModuleNotFoundError as error:
             raise ConfigError(f'{error.name} is not installed: pip install "bimetal[report]"') from error
 
-        html.write_text(render_page(decision), encoding="utf-8")
+        html.write_text(render_page(decision, date.today()), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
@@ -136,3 +137,22 @@ def _plan_demand(
     print_decision(decision)
     for path in [*([output] if output else []), *written, *([html] if html else [])]:
         click.echo(f"written to {path}")
+    if output is not None:
+        click.echo(_what_to_serve(output, written))
+
+
+def _what_to_serve(output: Path, written: Sequence[Path]) -> str:
+    if not written:
+        return f"{output} is for programs; no plan of this demand can be run by the engine, so that there is none to serve"
+    today = [path for path in written if path.name.startswith(f"{output.stem}-today-")]
+    rest = (
+        ""
+        if len(today) < len(written)
+        else ", of the plan `runs on bimetal today`, since the engine cannot run the chosen one"
+    )
+    part = (
+        f"; {today[0].name} and so on are the plan `runs on bimetal today`, since the engine runs only a part of the chosen one"
+        if today and not rest
+        else ""
+    )
+    return f"{output} is for programs; serve one replica with `bimetal serve {written[0]}`{rest}{part}"

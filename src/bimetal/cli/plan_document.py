@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bimetal.plan import dump_plan
 from bimetal.planner.decide import FleetPlan
-from bimetal.planner.decision import Alternative, Decision
-from bimetal.planner.deployment import deployments
+from bimetal.planner.decision import RUNNABLE, Alternative, Decision
+from bimetal.planner.deployment import deployments, run_notes
+from bimetal.planner.holdings import holdings, is_bought, paid_usd_per_h, prices
 from bimetal.planner.power_limits import power_notes
 
 DIGITS = 6
 
 
-def decision_document(decision: Decision) -> dict[str, Any]:
-    """Numbers rounded; what is infinite or unknown is null."""
+def decision_document(decision: Decision, plan_files: Sequence[Path] = ()) -> dict[str, Any]:
+    """Numbers rounded; what is infinite or unknown is null. `plan_files`: those of `write_plans`."""
     document = {
         "version": 1,
         "chosen": decision.chosen,
         "verdict": list(decision.verdict),
         "binds": list(decision.binds),
+        "plan_files": [path.name for path in plan_files],
+        "prices": [
+            {"gpu": price.gpu, "usd_per_h": price.usd_per_h, "source": price.source}
+            for price in prices(decision.planner.demand)
+        ],
         "plan": _plan(decision, decision.plan),
         "alternatives": [_alternative(decision, a) for a in decision.alternatives],
         "relaxations": [
@@ -73,6 +80,19 @@ def _plan(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
         "power_w": plan.watts,
         "power_limits": list(power_notes(stock, plan.gpus)),
         "gpus": {entry.label: n for entry, n in zip(stock, plan.gpus, strict=True) if n},
+        "holdings": [
+            {
+                "gpu": h.entry.label,
+                "number": h.number,
+                "owned": h.owned,
+                "nodes": h.nodes,
+                "gpus_per_node": h.entry.per_node,
+                "terms": "bought" if is_bought(h.entry) else "rented",
+            }
+            for h in holdings(stock, plan)
+        ],
+        "paid_usd_per_h": paid_usd_per_h(plan),
+        "run_notes": run_notes(plan),
         "kept_limits": plan.passed if plan.replays else None,
         "rounds": plan.num_rounds,
         "untrimmed_usd_per_h": plan.untrimmed_usd_per_h,
@@ -115,11 +135,20 @@ def _jobs(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
 
 
 def write_plans(decision: Decision, output: Path) -> list[Path]:
-    """A Plan file for each template that the engine can run, beside `output`: NAME-0.yaml, NAME-1.yaml, ..."""
+    """A Plan file for each template that the engine can run, beside `output`: NAME-0.yaml, NAME-1.yaml, ... of the chosen plan;
+    if the engine cannot run all of it, NAME-today-0.yaml, ... of the plan that it runs today."""
+    paths = _write(decision, decision.plan, output, output.stem)
+    today = next((a.plan for a in decision.alternatives if a.name == RUNNABLE), None)
+    if today is not None and any(group.template.not_runnable for group in decision.plan.groups):
+        paths += _write(decision, today, output, f"{output.stem}-today")
+    return paths
+
+
+def _write(decision: Decision, plan: FleetPlan, output: Path, stem: str) -> list[Path]:
     paths = []
-    for i, deployment in enumerate(deployments(decision.planner, decision.plan)):
+    for i, deployment in enumerate(deployments(decision.planner, plan)):
         if deployment.plan is not None:
-            path = output.with_name(f"{output.stem}-{i}{output.suffix or '.yaml'}")
+            path = output.with_name(f"{stem}-{i}{output.suffix or '.yaml'}")
             path.write_text(dump_plan(deployment.plan), encoding="utf-8")
             paths.append(path)
     return paths

@@ -8,6 +8,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bimetal.cli.plan_words import (
+    LEGEND,
+    basis_lines,
+    demand_line,
+    gpu_words,
+    latencies,
+    marked_name,
+    run_lines,
+)
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import Alternative, Decision
 from bimetal.planner.power_limits import power_notes
@@ -19,6 +28,7 @@ from bimetal.units import KILO, MS_PER_S
 BAR = 34
 MOST_EXCLUDED = 6
 LEAST_SHOWN = 5e-4
+LEAST_GAP = 5e-5
 MOST_REASONS = 2
 """And the last, which says how much can be served."""
 
@@ -27,18 +37,10 @@ def print_decision(decision: Decision, console: Console | None = None) -> None:
     """What is asked, what is chosen, what else there was, what would change it."""
     console = console or Console(highlight=False)
     for t in decision.planner.traffic:
-        limits = (
-            "done by its deadline"
-            if t.is_batch
-            else f"TTFT p99 <= {t.ttft_s:g} s, TPOT p99 <= {t.tpot_s * MS_PER_S:g} ms"
-        )
-        console.print(
-            f"{escape(t.name)}: {escape(t.model)}, {t.rate_per_s:.4g} requests/s of {t.input_tokens:.0f} + "
-            f"{t.output_tokens:.0f} tokens, {limits}{', N+1' if t.n_plus_one else ''}"
-        )
+        console.print(escape(demand_line(t)))
     plan = decision.plan
     console.print()
-    console.print(f"Chosen ({escape(decision.chosen)}): {_gpus(decision, plan)}", soft_wrap=False)
+    console.print(f"Chosen ({escape(decision.chosen)}): {escape(gpu_words(decision, plan))}")
     for group in plan.groups:
         served = ", ".join(f"{escape(name)} {_rate(rate)}/s" for name, rate in group.served_per_s.items())
         blocked = group.template.not_runnable
@@ -57,7 +59,7 @@ def print_decision(decision: Decision, console: Console | None = None) -> None:
         console.print(f"  {escape(note)}")
     console.print()
     _print_table(decision, console)
-    for line in decision.verdict:
+    for line in (*decision.verdict, *run_lines(decision), *basis_lines(decision)):
         console.print(f"- {escape(line)}")
     _print_proof(decision, plan, console)
     _print_changes(decision, console)
@@ -77,38 +79,26 @@ def _print_table(decision: Decision, console: Console) -> None:
     console.print(table)
     for a in decision.alternatives:
         if a.plan is not None:
-            beyond = " (more than there is)" if a.beyond_stock else ""
-            console.print(f"  {escape(a.name)}: {_gpus(decision, a.plan)}{beyond}")
+            console.print(f"  {escape(f'{a.name}: {gpu_words(decision, a.plan)}')}")
         for reason in [*a.reasons[:MOST_REASONS], *a.reasons[MOST_REASONS:][-1:]]:
             console.print(f"  {escape(a.name)}: {escape(reason)}")
     console.print(
         "goodput: output tok/s of requests within their limits, simulated. P: chance that the chosen plan is "
-        "cheaper per token served of this demand, on shared draws of the performance model. *: chosen."
+        f"cheaper per token served of this demand, on shared draws of the performance model. {LEGEND}"
     )
 
 
 def _cells(decision: Decision, a: Alternative) -> tuple[str, ...]:
-    star = "*" if a.name == decision.chosen else ""
     if a.plan is None:
         return (escape(a.name), *("-",) * 7)
-    interactive = [r for r in a.plan.replays if _is_interactive(decision, r.name)]
-    ttft = tpot = goodput = "-"
-    if a.plan.replays:
-        goodput = f"{sum(r.goodput_tokens_per_s for r in a.plan.replays):.0f}"
-    if interactive:
-        worst = {p: max(r.ttft_s[p] for r in interactive) for p in (50, 99)}
-        ttft = f"{worst[50]:.2f}/{worst[99]:.2f} s"
-        worst = {p: max(r.tpot_s[p] for r in interactive) * MS_PER_S for p in (50, 99)}
-        tpot = f"{worst[50]:.0f}/{worst[99]:.0f} ms"
     chance = decision.chance_cheaper(a)
     is_same = decision.is_chosen(a) and a.name != decision.chosen
-    broken = "" if a.plan.passed else "!"
     per_million = a.plan.usd_per_million_tokens
     return (
-        escape(a.name) + star + broken,
+        escape(marked_name(decision, a)),
         f"{a.plan.usd_per_h:.2f}",
         f"{per_million:.3f}" if math.isfinite(per_million) else "-",
-        *(goodput, ttft, tpot),
+        *latencies(decision, a.plan),
         f"{a.plan.watts / KILO:.0f}",
         f"{chance:.0%}" if chance is not None else "same" if is_same else "",
     )
@@ -118,19 +108,17 @@ def _is_interactive(decision: Decision, name: str) -> bool:
     return not next(t for t in decision.planner.traffic if t.name == name).is_batch
 
 
-def _gpus(decision: Decision, plan: FleetPlan) -> str:
-    stock = decision.planner.demand.stock
-    used = [f"{n} {entry.label}" for entry, n in zip(stock, plan.gpus, strict=True) if n]
-    return " + ".join(used) or "no GPUs"
-
-
 def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
     o = plan.optimum
     better = "better" if decision.planner.demand.objective == "goodput" else "cheaper"
-    console.print(
-        f"- {decision.num_templates} templates; no plan of any of them is more than {o.gap_ratio:.2%} {better} by the "
-        f"formulas ({o.seconds:.1f} s, {o.num_core} templates with whole numbers, {o.num_priced_out} priced out)"
-    )
+    than = better if o.gap_ratio < LEAST_GAP else f"more than {o.gap_ratio:.2%} {better}"
+    before = " before it was trimmed" if plan.formula_ratio < 1 else ""
+    if decision.num_templates:
+        console.print(
+            f"- proof: no other fleet is {than} by the formulas than this plan{before}, of all that can be made of "
+            f"{decision.num_templates} kinds of replica ({o.num_core} were counted in whole replicas, {o.num_priced_out} are in no "
+            f"better plan; {o.seconds:.1f} s)"
+        )
     if plan.replays:
         word = "kept its limits" if plan.passed else "broke a limit"
         console.print(

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from datetime import date
 from html import escape
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from bimetal.cli.plan_words import (
+    LEGEND,
+    basis_lines,
+    demand_line,
+    gpu_words,
+    latencies,
+    marked_name,
+    run_lines,
+)
 from bimetal.planner.decision import Decision
-from bimetal.units import MS_PER_S
+from bimetal.units import KILO, MS_PER_S
 
 COLOURS = ("#2a78d6", "#d9622b", "#3a9d5d", "#8a5cc2", "#b5892b", "#5f6b7a")
 STYLE = """
@@ -21,9 +33,12 @@ td:first-child,th:first-child{text-align:left}
 """
 
 
-def render_page(decision: Decision) -> str:
+def render_page(decision: Decision, planned_on: date) -> str:
     """HTML with everything inlined."""
-    verdict = "".join(f"<li>{escape(line)}</li>" for line in decision.verdict)
+    asked = _items(demand_line(t) for t in decision.planner.traffic)
+    verdict = _items([*decision.verdict, *run_lines(decision)])
+    basis = _items(basis_lines(decision))
+    lacking = _items(f"{a.name}: {reason}" for a in decision.alternatives if a.plan for reason in a.reasons)
     replicas = "".join(
         f"<li>{group.number} x {escape(group.template.kind)}: {escape(group.template.label)}</li>"
         for group in decision.plan.groups
@@ -39,9 +54,15 @@ def render_page(decision: Decision) -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>Fleet plan</title><style>{STYLE}</style><script>{get_plotlyjs()}</script>"
-        f"<h1>Fleet plan: {escape(decision.chosen)}</h1><ul>{verdict}</ul><h2>Replicas</h2><ul>{replicas}</ul>"
-        f"<div class=scroll>{_table(decision)}</div>{sections}</html>"
+        f"<h1>Fleet plan: {escape(decision.chosen)}</h1><p>Planned on {planned_on.isoformat()}: "
+        f"{escape(gpu_words(decision, decision.plan))}</p><h2>Asked for</h2><ul>{asked}</ul><h2>Verdict</h2><ul>{verdict}</ul>"
+        f"<h2>Replicas</h2><ul>{replicas}</ul><h2>Compared</h2><div class=scroll>{_table(decision)}</div><p>{escape(LEGEND)}</p><ul>{lacking}</ul>"
+        f"<h2>Prices and speeds</h2><ul>{basis}</ul>{sections}</html>"
     )
+
+
+def _items(lines: Iterable[str]) -> str:
+    return "".join(f"<li>{escape(line)}</li>" for line in lines)
 
 
 def _front(decision: Decision) -> go.Figure:
@@ -79,18 +100,25 @@ def _prices(decision: Decision) -> go.Figure:
 
 
 def _table(decision: Decision) -> str:
-    stock = decision.planner.demand.stock
     rows = []
     for a in decision.alternatives:
+        name = escape(marked_name(decision, a))
         if a.plan is None:
-            rows.append(f"<tr><td>{escape(a.name)}<td colspan=4>{escape('; '.join(a.reasons))}")
+            rows.append(f"<tr><td>{name}<td colspan=8>{escape('; '.join(a.reasons))}")
             continue
-        gpus = " + ".join(f"{n} {e.label}" for e, n in zip(stock, a.plan.gpus, strict=True) if n)
         chance = decision.chance_cheaper(a)
-        rows.append(
-            f"<tr><td>{escape(a.name)}{' (more than there is)' if a.beyond_stock else ''}<td>{escape(gpus)}"
-            f"<td>{a.plan.usd_per_h:.2f}<td>{a.plan.usd_per_million_tokens:.3f}"
-            f"<td>{'' if chance is None else f'{chance:.0%}'}"
+        per_million = a.plan.usd_per_million_tokens
+        goodput, ttft, tpot = latencies(decision, a.plan)
+        cells = (
+            gpu_words(decision, a.plan),
+            f"{a.plan.usd_per_h:.2f}",
+            f"{per_million:.3f}" if math.isfinite(per_million) else "-",
+            *(goodput, ttft, tpot, f"{a.plan.watts / KILO:.0f}"),
+            "" if chance is None else f"{chance:.0%}",
         )
-    head = "<tr><th>plan<th>GPUs<th>$/h<th>$/Mtok<th>chance that the chosen one is cheaper"
+        rows.append(f"<tr><td>{name}{''.join(f'<td>{escape(cell)}' for cell in cells)}")
+    head = (
+        "<tr><th>plan<th>GPUs<th>$/h<th>$/Mtok<th>goodput, tok/s<th>TTFT p50/p99<th>TPOT p50/p99<th>kW"
+        "<th>chance that the chosen one is cheaper"
+    )
     return f"<table>{head}{''.join(rows)}</table>"

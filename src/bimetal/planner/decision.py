@@ -7,6 +7,7 @@ prefers a mix: the cheapest plan that passed its simulation is chosen, whatever 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import le
 from pathlib import Path
@@ -16,12 +17,16 @@ from bimetal.errors import InfeasibleError
 from bimetal.perf.calibration import Calibration
 from bimetal.planner.compare import DrawnPrices, draw_prices
 from bimetal.planner.decide import FleetPlan, FleetPlanner
+from bimetal.planner.holdings import num_owned, paid_usd_per_h, usd_per_h_as_if_rented
 from bimetal.planner.infeasible import explain
+from bimetal.planner.lacking import name_lack
 from bimetal.planner.sensitivity import FrontPoint, Relaxation, binding, front, relaxations
 from bimetal.planner.templates import Template
 
 SURE = 0.9
 """Chance from which one plan is called cheaper than another."""
+TIE = 5e-4
+"""Less of a difference than is printed."""
 STOCK_MULTIPLE = 4
 """Of what there is, for the price of alternatives that it is too small for."""
 BEST, UNSPLIT, RUNNABLE = "best of all", "unsplit mix", "runs on bimetal today"
@@ -91,13 +96,15 @@ def decide(
     alternatives = [
         _at_least(planner, *pair, alternatives) for pair in zip(choices, alternatives, strict=True)
     ]
-    plans = [a.plan for a in alternatives if a.plan is not None]
+    serving = [
+        a.plan for a in alternatives if a.plan is not None and a.plan.groups
+    ]  # a budget may buy nothing
     eligible = [a.plan for a in alternatives if a.plan is not None and not a.beyond_stock]
     if not eligible:
         raise InfeasibleError(
             "no fleet serves this demand:\n" + "\n".join(f"- {r}" for r in alternatives[0].reasons)
         )
-    drawn = {p.name: p for p in draw_prices(planner, plans)} if planner.traffic else {}
+    drawn = {p.name: p for p in draw_prices(planner, serving)} if planner.traffic else {}
     alternatives = [replace(a, prices=drawn.get(a.name)) for a in alternatives]
     chosen = min(eligible, key=lambda plan: _merit(demand, plan))
     return Decision(
@@ -158,15 +165,16 @@ def _alternative(
         plan = planner.plan(name, wanted, demand=choice.demand, simulate=simulate, known=proven)
         return Alternative(name, plan, ())
     except InfeasibleError as error:
+        words = str(error)
+    if not known:  # the demand itself: what would do is tried, however long that takes
         found = explain(planner, wanted, demand=choice.demand)
-        reasons = tuple(dict.fromkeys(found)) or (str(error),)  # a GPU's power limits have the same remedy
-    if not known or planner.demand.objective != "cost":
-        return Alternative(name, None, reasons)
-    try:  # what it would cost if more of the same could be had
-        plan = planner.plan(name, wanted, demand=_more_stock(choice.demand), simulate=simulate)
-    except InfeasibleError:
-        return Alternative(name, None, reasons)
-    return Alternative(name, plan, reasons, beyond_stock=True)
+        return Alternative(name, None, tuple(dict.fromkeys(found)) or (words,))
+    priced: FleetPlan | None = None
+    if planner.demand.objective == "cost":
+        with suppress(InfeasibleError):  # what it would cost if more of the same could be had
+            priced = planner.plan(name, wanted, demand=_more_stock(choice.demand), simulate=simulate)
+    reasons = tuple(dict.fromkeys(name_lack(planner, wanted, choice.demand, priced, words)))
+    return Alternative(name, priced, reasons, beyond_stock=priced is not None)
 
 
 def _is_one(planner: FleetPlanner, choice: _Choice, plan: FleetPlan) -> bool:
@@ -222,20 +230,32 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
     if len(used) > 1:
         if possible:
             best = min(possible, key=lambda p: _merit(demand, p))
-            lines.append(f"mixing {' and '.join(used)} pays: {_gain(demand, chosen, best)} than {best.name}")
+            lines.append(_compared(demand, f"mixing {' and '.join(used)}", chosen, best, best.name))
         elif others:
-            lines.append(f"only a mix of {' and '.join(used)} serves this demand from this stock")
+            lines.append(
+                f"neither vendor's GPUs in stock are enough alone: only {' and '.join(used)} together serve this demand"
+            )
     elif others and used:
         lines.append(
-            f"mixing loses: {used[0]} alone is at least as {_good(demand)} as any mix that was found"
+            f"mixing loses: {used[0]} alone is at least as {_good(demand)} as any mix of vendors that was found"
         )
     split = [g for g in chosen.groups if len(g.template.gpu_kinds) > 1]
     whole = next((a.plan for a in alternatives if a.name == UNSPLIT and not a.beyond_stock), None)
     if split and whole is not None and whole.passed:
-        gain = _gain(demand, chosen, whole)
-        lines.append(f"replicas over two kinds of GPU pay: {gain} than the best without any")
+        lines.append(
+            _compared(demand, "spanning two kinds of GPU within a replica", chosen, whole, "the best without")
+        )
     elif not split and chosen.groups and len({entry.spec.name for entry in demand.stock}) > 1:
-        lines.append(f"replicas over two kinds of GPU lose: one kind each is at least as {_good(demand)}")
+        lines.append(
+            "every replica is of one kind of GPU: none that spans two kinds makes a cheaper plan"
+            if demand.objective == "cost"
+            else "every replica is of one kind of GPU: none that spans two kinds makes a better plan"
+        )
+    if num_owned(demand.stock, chosen) and not demand.site.electricity_usd_per_kwh:
+        lines.append(
+            f"{num_owned(demand.stock, chosen)} owned GPUs count as free, since power is not priced: give "
+            "site.electricity_usd_per_kwh"
+        )
     blocked = sorted({g.template.not_runnable for g in chosen.groups if g.template.not_runnable})
     if blocked:
         lines.append(f"priced only, cannot be served by bimetal today: {'; '.join(blocked)}")
@@ -246,6 +266,25 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
 
 def _good(demand: Demand) -> str:
     return "good" if demand.objective == "goodput" else "cheap"
+
+
+def _compared(demand: Demand, what: str, chosen: FleetPlan, other: FleetPlan, name: str) -> str:
+    """Whether it pays, against a plan without it; what owned GPUs have to do with that."""
+    if demand.objective == "goodput":
+        if not chosen.output_tokens_per_s > other.output_tokens_per_s * (1 + TIE):
+            return f"{what} ties with {name}: no more output tokens served"
+        return f"{what} pays: {_gain(demand, chosen, other)} than {name}"
+    if not chosen.usd_per_h < other.usd_per_h * (1 - TIE):
+        return f"{what} ties with {name}: ${chosen.usd_per_h:.2f}/h against ${other.usd_per_h:.2f}/h"
+    mine, theirs = num_owned(demand.stock, chosen), num_owned(demand.stock, other)
+    if mine == theirs == 0:
+        return f"{what} pays: {_gain(demand, chosen, other)} than {name}"
+    return (
+        f"{what} pays: ${chosen.usd_per_h:.2f}/h against ${other.usd_per_h:.2f}/h of {name}. It uses {mine} owned GPUs, "
+        f"{name} {theirs}; what is rented or bought alone costs ${paid_usd_per_h(chosen):.2f}/h against "
+        f"${paid_usd_per_h(other):.2f}/h, and with owned GPUs at the price of more of the same it would be "
+        f"${usd_per_h_as_if_rented(chosen):.2f}/h against ${usd_per_h_as_if_rented(other):.2f}/h"
+    )
 
 
 def _gain(demand: Demand, chosen: FleetPlan, other: FleetPlan) -> str:
@@ -260,7 +299,7 @@ def _gain(demand: Demand, chosen: FleetPlan, other: FleetPlan) -> str:
 
 def _doubts(chosen: FleetPlan, alternatives: Sequence[Alternative]) -> list[str]:
     """Alternatives that the performance model cannot tell from the chosen plan."""
-    priced = [a for a in alternatives if a.prices is not None and a.plan is not None]
+    priced = [a for a in alternatives if a.prices is not None and a.plan is not None and not a.beyond_stock]
     mine = next((a.prices for a in priced if a.name == chosen.name), None)
     if mine is None:
         return []

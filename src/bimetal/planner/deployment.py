@@ -14,6 +14,7 @@ from bimetal.planner.decide import FleetPlan, FleetPlanner
 from bimetal.planner.power_limits import power_notes
 from bimetal.planner.replay import Group
 
+NOT_ON_AMD = "nothing of bimetal has run on AMD hardware yet: its kernels are compiled for it, and untried"
 UNSIMULATED_TPOT_S = 0.05
 """For the predicted batch of a plan that was not simulated."""
 
@@ -28,6 +29,23 @@ class Deployment:
     plan: Plan | None
     """None: the engine cannot run it."""
     not_runnable: str | None
+
+
+def run_notes(fleet: FleetPlan) -> list[str]:
+    """What it takes, beyond a plan file, to run what the engine can run of a plan; empty: it can run nothing of it."""
+    groups = [group for group in fleet.groups if group.template.not_runnable is None]
+    number = sum(group.number for group in groups)
+    notes = []
+    if number:
+        one = "this replica is one `bimetal serve`"
+        many = (
+            f"these {number} replicas are {number} times `bimetal serve`, with a router in front that shares requests out, "
+            "which bimetal does not have"
+        )
+        notes.append(one if number == 1 else many)
+    if any("AMD" in group.template.vendors for group in groups):
+        notes.append(NOT_ON_AMD)
+    return notes
 
 
 def deployments(planner: FleetPlanner, fleet: FleetPlan) -> list[Deployment]:
@@ -95,6 +113,7 @@ def _plan(planner: FleetPlanner, group: Group, tpot_s: Mapping[str, float]) -> P
         reasons=(
             f"one of {group.number} equal replicas of a fleet plan, serving {', '.join(t.name for t in classes)}",
             "nodes are named after their GPUs: give each stage on another host its address and interpreter",
+            *([NOT_ON_AMD] if "AMD" in template.vendors else []),
             *limits,
         ),
     )

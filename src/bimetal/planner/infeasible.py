@@ -51,7 +51,7 @@ def explain(
         *_more_power(problem),
         *_more_budget(problem),
     ]
-    share = _share_served(problem)
+    share = share_served(problem)
     found = found or _less_strict(asked)
     if not found:
         found.append("no single limit is enough: stock, power, budget or latency have to give together")
@@ -216,7 +216,8 @@ def _more_budget(problem: Problem) -> list[str]:
     return [f"budget of ${problem.budget_usd_per_h:.2f}/h binds: ${enough:.2f}/h would do"]
 
 
-def _share_served(problem: Problem) -> list[str]:
+def share_served(problem: Problem) -> list[str]:
+    """A line that says how much can be served as it is; none if that was not found in time."""
     found = attempt(replace(problem, objective="goodput"))
     if found is None:
         return []
