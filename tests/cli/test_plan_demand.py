@@ -253,3 +253,5 @@ def test_the_readmes_example(tmp_path):
         assert bool(a["beyond_stock"]) <= any("binds" in reason for reason in a["reasons"])
     assert plan["gap_ratio"] <= 0.005
     assert document["verdict"]
+    words = " ".join(run(example, "--quick").split())
+    assert ("runs on bimetal today" in words) <= ("nothing of bimetal has run on AMD hardware yet" in words)

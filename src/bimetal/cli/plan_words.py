@@ -48,6 +48,7 @@ def run_lines(decision: Decision) -> list[str]:
     """What running it takes, of the chosen plan and of the one that the engine runs today."""
     plan, lines = decision.plan, []
     notes = run_notes(plan)
+    rest = notes[1:]
     if notes:
         whole = all(group.template.not_runnable is None for group in plan.groups)
         what = "the engine runs the chosen plan" if whole else "of the chosen plan the engine runs a part"
@@ -56,8 +57,8 @@ def run_lines(decision: Decision) -> list[str]:
     if today is not None and today.optimum is not plan.optimum:
         first, *more = run_notes(today)
         lines.append(f"{RUNNABLE}: {first}")
-        notes += more
-    return [*lines, *dict.fromkeys(notes[1:])]
+        rest += more
+    return [*lines, *dict.fromkeys(rest)]
 
 
 def latencies(decision: Decision, plan: FleetPlan) -> tuple[str, str, str]:
