@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.checkpoints import make_checkpoint
-from tests.engine.serving import SECRET, greedy_params, run_all, threaded_engine, tokens_of
+from tests.engine.serving import SECRET, greedy_params, plan_document, run_all, threaded_engine, tokens_of
 
 from bimetal.engine.driver.driver import Driver
 from bimetal.engine.link.tcp import Connection, connect
@@ -26,7 +26,8 @@ from bimetal.engine.wire.frame import (
     pack_json,
     unpack_json,
 )
-from bimetal.errors import LinkError
+from bimetal.engine.wire.options import EngineOptions
+from bimetal.errors import LinkError, StageError
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,15 @@ def test_a_second_driver_is_refused(engine: tuple[Driver, str]) -> None:
     header, payload = connection.receive()
     assert header.kind is Kind.FAILED
     assert "already has a driver" in unpack_json(payload)["message"]
+
+
+def test_a_second_engine_says_why_it_has_no_stage(engine: tuple[Driver, str]) -> None:
+    """Not that the stage is gone: its word came before its connection ended."""
+    document = plan_document(engine[0].plan.model, (0, 4), [engine[1]])
+    second = Driver(EngineOptions(plan=document))
+    with pytest.raises(StageError, match="stage 0 on node 'node0': this stage already has a driver"):
+        second.start()
+    second.stop()
 
 
 def test_an_unknown_role_is_refused(engine: tuple[Driver, str]) -> None:

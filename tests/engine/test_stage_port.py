@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from bimetal.engine.stage.process import StageProcess
 from bimetal.engine.wire.control import LoadStage, StageFailed, StartStage, decode_control, encode_control
 from bimetal.engine.wire.frame import Header, Kind, pack_json
 from bimetal.engine.wire.step import Step, encode_step, idle_step
+from bimetal.errors import LinkError
 
 
 @pytest.fixture(scope="module")
@@ -146,5 +148,31 @@ def test_a_stage_whose_driver_went_while_it_failed_takes_the_next(
     driver = connect(process.address, SECRET, "driver")
     for _ in range(200):
         driver.send_frame(pack_json(Kind.STEP, {}))
+    driver.close()
+    assert ended.wait(10)
+
+
+def test_a_result_that_cannot_leave_is_an_answer(stage: tuple[StageProcess, Event]) -> None:
+    """A GPU's stage sends what is pending while it waits for a command: it used to end with a traceback."""
+    process, ended = stage
+    errors: list[Exception] = [LinkError("lost the next stage"), RuntimeError("a kernel failed")]
+
+    class Outbox:
+        def send_ready(self) -> bool:
+            if errors:
+                raise errors.pop(0)
+            return False
+
+    driver = connect(process.address, SECRET, "driver")
+    driver.send_frame(pack_json(Kind.STATS, {}))
+    assert "STATS came before START" in failure(driver)
+    process._loop = SimpleNamespace(outbox=Outbox())  # type: ignore[assignment]
+    driver.send_frame(pack_json(Kind.CHALLENGE, {}))
+    assert {failure(driver) for _ in range(3)} == {
+        "a driver sends no CHALLENGE frames",
+        "lost the next stage",
+        "RuntimeError: a kernel failed",
+    }
+    assert not ended.is_set()
     driver.close()
     assert ended.wait(10)

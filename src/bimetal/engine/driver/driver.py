@@ -76,6 +76,8 @@ class Driver:
         self._grammars: Grammars | None = None
         self.interrupted = False
         self._stage_stats: dict[int, StageStats] = {}
+        self._stats_due = [0] * len(self.replica.stages)
+        """Answers that each stage owes."""
         self._heard_at_s: float | None = None
         """When the last step came back, or the first of those in flight went out; None: nothing is in flight."""
 
@@ -234,7 +236,9 @@ class Driver:
                 self._apply(event.header.step, sampled, outputs)
                 self._issue()
             elif event.header.kind is Kind.STATS:
-                self._stage_stats[event.index] = self._stages.read_stats(event)
+                self._stats_due[event.index] -= 1
+                if not self._stats_due[event.index]:
+                    self._stage_stats[event.index] = self._stages.read_stats(event)
         elif isinstance(event, Generate):
             self._add(event, outputs)
         else:
@@ -275,8 +279,10 @@ class Driver:
     # -- statistics -------------------------------------------------------------------------------------------------
 
     def ask_stage_stats(self, ask: AskStats | None = None) -> None:
-        """Stages answer with what they did since they were last asked, and watch what `ask` names."""
+        """Stages answer with what they did since they were last asked, and watch what `ask` names. Of several questions
+        only the last one's answers count."""
         self._stage_stats.clear()
+        self._stats_due = [due + 1 for due in self._stats_due]
         self._stages.ask_stats(ask or AskStats())
 
     @property

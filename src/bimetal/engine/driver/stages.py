@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,15 @@ class FromStage:
     header: Header | None
     payload: memoryview
     why_lost: str = ""
+
+    @property
+    def is_end(self) -> bool:
+        return self.header is None
+
+    @property
+    def is_failure(self) -> bool:
+        """It says itself what is wrong."""
+        return self.header is not None and self.header.kind is Kind.FAILED
 
 
 def device_of(stage: Stage) -> str:
@@ -99,12 +108,12 @@ class Stages:
         check_one_device_a_stage(self._replica.stages)
         self._reach()
         for index, stage in enumerate(self._replica.stages):
-            self._connections[index].send_frame(encode_control(load(index, stage)))
+            self._send_control(index, encode_control(load(index, stage)))
         self.loaded = self._collect(Kind.LOADED, StageLoaded, progress)
         self._check_same_checkpoint()
         num_blocks = min(loaded.max_kv_blocks for loaded in self.loaded)
         for index in range(len(self)):
-            self._connections[index].send_frame(encode_control(self._start_message(index, num_blocks)))
+            self._send_control(index, encode_control(self._start_message(index, num_blocks)))
         self.decode_step_s = [started.decode_step_s for started in self._collect(Kind.STARTED, StageStarted)]
         if len(self) > 1:
             self._measure_hop()
@@ -187,36 +196,55 @@ class Stages:
 
     def check(self, event: FromStage) -> None:
         """StageError if the event says that a stage failed or is gone."""
-        if event.header is not None and event.header.kind is Kind.FAILED:
-            # A stage that has lost its neighbour may say so before the neighbour's own end is known here.
-            event = self._gone_stage() or event
+        if event.is_end:
+            self._fail(event)
+        if event.is_failure:
+            self._fail(self._cause(event))
+
+    def _fail(self, event: FromStage) -> NoReturn:
         name = self._replica.stages[event.index].node
-        if event.header is None:
-            status = [c.status for c in self._children if c.index == event.index]
-            ended = f", its process ended with status {status[0]}" if status and status[0] is not None else ""
-            raise StageError(f"stage {event.index} on node {name!r} is gone: {event.why_lost}{ended}")
-        if event.header.kind is Kind.FAILED:
+        if event.is_failure:
             failed = decode_control(StageFailed, event.payload)
             raise StageError(f"stage {event.index} on node {name!r}: {failed.message}")
+        status = [c.status for c in self._children if c.index == event.index]
+        ended = f", its process ended with status {status[0]}" if status and status[0] is not None else ""
+        raise StageError(f"stage {event.index} on node {name!r} is gone: {event.why_lost}{ended}")
 
-    def _gone_stage(self) -> FromStage | None:
-        """News that a stage is gone, if it is there or comes soon. Whatever else comes is lost: the engine ends."""
+    def _cause(self, news: FromStage) -> FromStage:
+        """Of `news` that something is wrong. What comes soon may say more: a stage that has lost its neighbour may say so
+        before the neighbour's own end is known here, and one that ends its connection may have said why before.
+
+        Whatever else comes is lost: the engine ends.
+        """
         events = self._events if self._started else self._own
         deadline = time.monotonic() + _PATIENCE_S
-        while (left_s := deadline - time.monotonic()) > 0:
+        said: dict[int, FromStage] = {}
+        event: Any = news
+        while True:
+            if isinstance(event, FromStage):
+                if event.is_failure:
+                    said.setdefault(event.index, event)
+                elif event.is_end and event is not news and event.index not in said:
+                    return event
             try:
-                event = events.get(timeout=left_s)
+                event = events.get(timeout=max(deadline - time.monotonic(), 0))
             except queue.Empty:
-                break
-            if isinstance(event, FromStage) and event.header is None:
-                return event
-        return None
+                return next(iter(said.values()), news)
 
     def _send(self, index: int, header: Header, payload: memoryview) -> None:
         try:
             self._connections[index].send(header, (payload,))
         except LinkError as error:
-            self.check(self._gone_stage() or FromStage(index, None, memoryview(b""), str(error)))
+            self._lost(index, error)
+
+    def _send_control(self, index: int, frame: bytes) -> None:
+        try:
+            self._connections[index].send_frame(frame)
+        except LinkError as error:
+            self._lost(index, error)
+
+    def _lost(self, index: int, error: LinkError) -> NoReturn:
+        self._fail(self._cause(FromStage(index, None, memoryview(b""), str(error))))
 
     def _check_same_checkpoint(self) -> None:
         for i, loaded in enumerate(self.loaded):
@@ -278,8 +306,8 @@ class Stages:
         self._send(len(self) - 1, Header(Kind.MASK, len(payload), self.epoch, number), payload)
 
     def ask_stats(self, ask: AskStats = _JUST_STATS) -> None:
-        for connection in self._connections:
-            connection.send_frame(encode_control(ask))
+        for index in range(len(self)):
+            self._send_control(index, encode_control(ask))
 
     @staticmethod
     def read_stats(event: FromStage) -> StageStats:

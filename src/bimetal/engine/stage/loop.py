@@ -29,8 +29,14 @@ from bimetal.errors import StageError
 
 def next_frame(incoming: Incoming, allocate: Allocate, outbox: Outbox) -> tuple[Header, memoryview]:
     """Wait for it; results that reach host memory meanwhile leave."""
+
+    def begin(header: Header) -> memoryview:
+        if header.num_bytes > PIECE_BYTES:
+            outbox.hand_over()  # it comes piece by piece, and nothing that is ready waits for the last one
+        return allocate(header)
+
     while outbox.send_ready():
-        if (frame := incoming.poll(allocate)) is not None:
+        if (frame := incoming.poll(begin)) is not None:
             return frame
     return incoming.next(allocate)
 

@@ -104,9 +104,13 @@ class Outbox:
 
     def send_ready(self) -> bool:
         """Send what has reached host memory; whether something is still on its way there."""
-        while self._pending and self._pending[0].is_ready:
-            self._send(self._pending.popleft())
-        return bool(self._pending)
+        while self._pending:
+            message = self._pending.popleft()  # first: one that fails is not tried again
+            if not message.is_ready:
+                self._pending.appendleft(message)
+                return True
+            self._send(message)
+        return False
 
     def hand_over(self) -> None:
         """Leave what is pending to the other thread: this one will be busy."""

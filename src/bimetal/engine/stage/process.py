@@ -130,7 +130,11 @@ class StageProcess:
     def run(self) -> None:
         """Obey until the driver is gone."""
         while True:
-            command = self._next_command()
+            try:
+                command = self._next_command()
+            except Exception as error:  # a result could not leave
+                self._fail(error)
+                continue
             if isinstance(command, _Ended):
                 self._session = self._loop = (
                     None  # threads that still wait hold this object, and would hold the weights
