@@ -99,7 +99,7 @@ def decide(
         )
     drawn = {p.name: p for p in draw_prices(planner, plans)} if planner.traffic else {}
     alternatives = [replace(a, prices=drawn.get(a.name)) for a in alternatives]
-    chosen = min(eligible, key=lambda plan: _merit(demand, plan))
+    chosen = min(eligible, key=lambda plan: plan.merit)
     return Decision(
         planner=planner,
         alternatives=tuple(alternatives),
@@ -111,12 +111,6 @@ def decide(
         num_templates=len(planner.templates),
         excluded=tuple(planner.candidates().excluded),
     )
-
-
-def _merit(demand: Demand, plan: FleetPlan) -> tuple[bool, float, float]:
-    """Smaller is better: plans that kept their limits, then goodput if that is asked for, then cost."""
-    goodput = plan.output_tokens_per_s if demand.objective == "goodput" else 0.0
-    return not plan.passed, -round(goodput, 3), round(plan.usd_per_h, 6)
 
 
 @dataclass(frozen=True)
@@ -185,7 +179,7 @@ def _best_known(planner: FleetPlanner, choice: _Choice, known: Sequence[Alternat
     plans = [a.plan for a in known if a.plan is not None and not a.beyond_stock and a.plan.passed]
     return min(
         (plan for plan in plans if _is_one(planner, choice, plan)),
-        key=lambda plan: _merit(planner.demand, plan),
+        key=lambda plan: plan.merit,
         default=None,
     )
 
@@ -197,8 +191,8 @@ def _at_least(
     better = _best_known(planner, choice, known)
     if better is None:
         return own
-    mine = None if own.plan is None or own.beyond_stock else _merit(planner.demand, own.plan)
-    if mine is not None and mine <= _merit(planner.demand, better):
+    mine = None if own.plan is None or own.beyond_stock else own.plan.merit
+    if mine is not None and mine <= better.merit:
         return own
     return Alternative(choice.name, replace(better, name=choice.name), ())
 
@@ -221,7 +215,7 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
     possible = [a.plan for a in others if a.plan is not None and a.plan.passed and not a.beyond_stock]
     if len(used) > 1:
         if possible:
-            best = min(possible, key=lambda p: _merit(demand, p))
+            best = min(possible, key=lambda plan: plan.merit)
             lines.append(f"mixing {' and '.join(used)} pays: {_gain(demand, chosen, best)} than {best.name}")
         elif others:
             lines.append(f"only a mix of {' and '.join(used)} serves this demand from this stock")
