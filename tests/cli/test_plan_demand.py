@@ -255,3 +255,12 @@ def test_the_readmes_example(tmp_path):
     assert document["verdict"]
     words = " ".join(run(example, "--quick").split())
     assert ("runs on bimetal today" in words) <= ("nothing of bimetal has run on AMD hardware yet" in words)
+
+
+def test_free_gpus_are_planned_and_drawn(demand_file):
+    """All points of cost against latency are 0."""
+    lines = SMALL.replace("price_usd_per_h: 2.0", "owned: 8").splitlines(keepends=True)
+    demand_file.write_text("".join(line for line in lines if "MI300X" not in line and "night" not in line))
+    output = run(demand_file)
+    assert "# $0.000/Mtok" in output
+    assert "90% 0.00 to 0.00" in output

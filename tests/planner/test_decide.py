@@ -14,6 +14,7 @@ from bimetal.planner.compare import servable_multiple
 from bimetal.planner.decide import FleetPlanner
 from bimetal.planner.decision import Alternative, _at_least, _choices, _gain
 from bimetal.planner.infeasible import explain
+from bimetal.planner.proof import Proof
 from bimetal.planner.service import Load, largest_load
 
 CHAT = """\
@@ -208,6 +209,26 @@ def test_goodput_is_compared_in_tokens_and_priced_once():
     )
     other = replace(plan, name="all AMD", optimum=replace(plan.optimum, chosen=less))
     assert _gain(p.demand, plan, other) == "25.0% more output tokens served"
+
+
+def test_of_plans_that_pass_the_one_that_serves_most_is_kept_where_goodput_is_asked_for(monkeypatch):
+    """Too much, then too little, then as much as the limits bear, all for the whole budget."""
+    text = (
+        BOTH
+        + CHAT.replace("rate_per_s: 60", "rate_per_s: 400")
+        + "objective: goodput\nsite: {budget_usd_per_h: 60}\n"
+    )
+    p = planner(text)
+    seen, served = iter([(0.8, 1.3), (0.6, 0.7), (0.8, 0.95)]), []
+
+    def simulated(templates, chosen):
+        served.append((chosen.served_ratio[0], chosen.usd_per_h))
+        return Proof((), {"chat": next(seen)})
+
+    monkeypatch.setattr(p, "prove", simulated)
+    plan = p.plan("best")
+    assert served[1][0] < served[2][0] < served[0][0]
+    assert plan.optimum.chosen.served_ratio[0] == served[2][0]
 
 
 def plan_rates(plan):

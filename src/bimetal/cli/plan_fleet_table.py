@@ -177,5 +177,5 @@ def _bar(point: FrontPoint, front: tuple[FrontPoint, ...]) -> str:
     if point.usd_per_million_tokens is None:
         return f"{limit}  not from this stock"
     top = max(p.usd_per_million_tokens or 0.0 for p in front)
-    length = max(1, round(BAR * point.usd_per_million_tokens / top))
+    length = max(1, round(BAR * point.usd_per_million_tokens / top)) if top else 1  # all of it may be free
     return f"{limit}  {'#' * length} ${point.usd_per_million_tokens:.3f}/Mtok"

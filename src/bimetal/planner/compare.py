@@ -61,8 +61,14 @@ def draw_prices(
             servable_multiple(plan.problem, plan, rate) for rate in _drawn_rates(planner, plan, number)
         ]
         served = np.minimum(1.0, np.array(multiples) / _by_formulas(plan))  # room to spare earns nothing
-        with np.errstate(divide="ignore"):
-            prices.append(DrawnPrices(plan.name, plan.usd_per_million_tokens / served))
+        prices.append(DrawnPrices(plan.name, _per_served(plan.usd_per_million_tokens, served)))
+    return prices
+
+
+def _per_served(usd: float, served: Floats) -> Floats:
+    """Whoever serves nothing is infinitely dear, also where the GPUs are free."""
+    prices: Floats = np.full(len(served), np.inf)
+    np.divide(usd, served, out=prices, where=served > 0)
     return prices
 
 
@@ -100,7 +106,7 @@ def servable_multiple(problem: Problem, plan: FleetPlan, rate: Rates) -> float:
             lower=0.0,
         )
     solved = milp.solve(relax=True)
-    return float(solved.values[multiple[0]]) if solved.status == "optimal" else 0.0
+    return max(0.0, float(solved.values[multiple[0]])) if solved.status == "optimal" else 0.0
 
 
 def _drawn_rates(planner: FleetPlanner, plan: FleetPlan, number: int) -> list[Rates]:

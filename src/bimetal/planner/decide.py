@@ -79,6 +79,12 @@ class FleetPlan:
         return self.optimum.chosen.usd_per_h
 
     @property
+    def merit(self) -> tuple[bool, float, float]:
+        """Smaller is better: plans that kept their limits, then goodput if that is asked for, then cost."""
+        goodput = self.output_tokens_per_s if self.problem.objective == "goodput" else 0.0
+        return not self.passed, -round(goodput, 3), round(self.usd_per_h, 6)
+
+    @property
     def gpus(self) -> tuple[int, ...]:
         """[stock] bought or rented, and owned ones in use."""
         chosen, problem = self.optimum.chosen, self.problem
@@ -282,16 +288,16 @@ class FleetPlanner:
         simulate: bool = True,
         known: FleetPlan | None = None,
     ) -> FleetPlan:
-        """The cheapest plan that passes its simulation; if none of the rounds did, the one that came nearest.
+        """The best plan that passes its simulation; if none of the rounds did, the one that came nearest.
 
         `wanted` [templates]: which may be used; None: all. `demand`: with other stock or limits of the site. `known`: a plan
         that may be used and passed, so that only cheaper ones are simulated. InfeasibleError if no fleet serves the demand at
         all.
         """
         now: dict[str, Slack] = {t.name: Slack() for t in self.traffic} | dict(slacks or {})
-        best: tuple[tuple[bool, float], FleetPlan] | None = None
+        best: tuple[tuple[bool, float, float], FleetPlan] | None = None
         if known is not None:
-            best = (False, known.usd_per_h), replace(known, name=name)
+            best = known.merit, replace(known, name=name)
         number = 0
         previous: dict[tuple[int, int], int] | None = None
         for number in range(1, (MOST_ROUNDS if simulate else 1) + 1):
@@ -318,7 +324,7 @@ class FleetPlanner:
                 optimum.chosen.usd_per_h,
             )
             excess = max((max(ratios) for ratios in worst.values()), default=0.0)
-            key = (not passed, found.usd_per_h if passed else excess)
+            key = found.merit if passed else (True, excess, 0.0)
             cheaper = best is None or key < best[0]
             if best is None or cheaper:
                 best = key, found

@@ -106,7 +106,7 @@ def decide(
         )
     drawn = {p.name: p for p in draw_prices(planner, serving)} if planner.traffic else {}
     alternatives = [replace(a, prices=drawn.get(a.name)) for a in alternatives]
-    chosen = min(eligible, key=lambda plan: _merit(demand, plan))
+    chosen = min(eligible, key=lambda plan: plan.merit)
     return Decision(
         planner=planner,
         alternatives=tuple(alternatives),
@@ -118,12 +118,6 @@ def decide(
         num_templates=len(planner.templates),
         excluded=tuple(planner.candidates().excluded),
     )
-
-
-def _merit(demand: Demand, plan: FleetPlan) -> tuple[bool, float, float]:
-    """Smaller is better: plans that kept their limits, then goodput if that is asked for, then cost."""
-    goodput = plan.output_tokens_per_s if demand.objective == "goodput" else 0.0
-    return not plan.passed, -round(goodput, 3), round(plan.usd_per_h, 6)
 
 
 @dataclass(frozen=True)
@@ -193,7 +187,7 @@ def _best_known(planner: FleetPlanner, choice: _Choice, known: Sequence[Alternat
     plans = [a.plan for a in known if a.plan is not None and not a.beyond_stock and a.plan.passed]
     return min(
         (plan for plan in plans if _is_one(planner, choice, plan)),
-        key=lambda plan: _merit(planner.demand, plan),
+        key=lambda plan: plan.merit,
         default=None,
     )
 
@@ -205,8 +199,8 @@ def _at_least(
     better = _best_known(planner, choice, known)
     if better is None:
         return own
-    mine = None if own.plan is None or own.beyond_stock else _merit(planner.demand, own.plan)
-    if mine is not None and mine <= _merit(planner.demand, better):
+    mine = None if own.plan is None or own.beyond_stock else own.plan.merit
+    if mine is not None and mine <= better.merit:
         return own
     return Alternative(choice.name, replace(better, name=choice.name), ())
 
@@ -229,7 +223,7 @@ def _verdict(demand: Demand, chosen: FleetPlan, alternatives: Sequence[Alternati
     possible = [a.plan for a in others if a.plan is not None and a.plan.passed and not a.beyond_stock]
     if len(used) > 1:
         if possible:
-            best = min(possible, key=lambda p: _merit(demand, p))
+            best = min(possible, key=lambda plan: plan.merit)
             lines.append(_compared(demand, f"mixing {' and '.join(used)}", chosen, best, best.name))
         elif others:
             lines.append(
