@@ -6,6 +6,7 @@ All requests of a workload arrive at once and run to their full length. Torch-fr
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ def parse_workload(text: str) -> Workload:
     Workload(num_requests=8, input_tokens=64, output_tokens=32)
     """
     parts = text.split(":")
-    if len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
+    if len(parts) != 3 or not all(re.fullmatch("[0-9]{1,9}", p) and int(p) > 0 for p in parts):
         raise ConfigError(
             f"workload {text!r} is not REQUESTS:INPUT:OUTPUT in positive numbers, such as 8:64:32"
         )

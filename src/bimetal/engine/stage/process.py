@@ -30,7 +30,7 @@ from bimetal.engine.wire.control import (
     decode_control,
     encode_control,
 )
-from bimetal.engine.wire.frame import Header, Kind, pack_json
+from bimetal.engine.wire.frame import MAX_CONTROL_BYTES, Header, Kind, pack_json
 from bimetal.engine.wire.handshake import SECRET_VARIABLE, Hello
 from bimetal.engine.wire.step import decode_step
 from bimetal.errors import BimetalError, LinkError, StageError
@@ -241,7 +241,7 @@ def _receiving_end(connection: Connection, kind: str, start: StartStage, session
         from bimetal.engine.link.nixl import NixlIncoming
 
         return NixlIncoming(connection, session.largest_hidden_bytes, spin_s)
-    return TcpIncoming(connection, spin_s)
+    return TcpIncoming(connection, spin_s, max(session.largest_hidden_bytes, MAX_CONTROL_BYTES))
 
 
 def _sending_end(connection: Connection, kind: str, start: StartStage) -> Outgoing:
