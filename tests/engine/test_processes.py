@@ -125,6 +125,38 @@ def test_a_stage_that_is_still_importing_goes_with_its_driver() -> None:
         child.stop(0.0)
 
 
+def test_what_else_a_stage_prints_holds_nobody_up(tmp_path: Path) -> None:
+    """Before it listens, in one piece with its address; and after, when nobody reads it any more."""
+    loud = tmp_path / "python"
+    loud.write_text("#!/bin/sh\nprintf 'hello\\nLISTENING 127.0.0.1:7\\n'\nexec sleep 60\n")
+    loud.chmod(0o755)
+    child = StageChild(0, Stage("node", "cpu", 0, 1, python=str(loud)), SECRET)
+    timer = threading.Timer(5, child.stop, (0.0,))
+    timer.start()
+    assert child.wait_for_address() == "127.0.0.1:7"
+    timer.cancel()
+    child.stop(0.0)
+    child = StageChild(0, Stage("node", "cpu", 0, 1), SECRET)
+    child.wait_for_address()
+    files = Path(f"/proc/{child._process.pid}/fd")
+    deadline_s = time.monotonic() + 5
+    while (files / "1").readlink() != (files / "2").readlink():
+        assert time.monotonic() < deadline_s
+    child.stop(1.0)
+
+
+def test_ctrl_c_ends_a_stage_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "bimetal.cli.main", "stage", "--listen", "127.0.0.1:0"]
+    pipe = subprocess.PIPE
+    stage = subprocess.Popen(command, env={**os.environ, SECRET_VARIABLE: SECRET}, stdout=pipe, stderr=pipe)
+    assert stage.stdout is not None
+    assert stage.stdout.readline().startswith(b"LISTENING")
+    time.sleep(0.1)
+    stage.send_signal(signal.SIGINT)
+    assert stage.communicate(timeout=5) == (b"", b"")
+    assert stage.returncode == 130
+
+
 def test_a_dead_driver_leaves_no_stage(folder: Path) -> None:
     script = (
         "import sys; from bimetal.engine.driver.driver import Driver; from bimetal.engine.wire.options import EngineOptions\n"
