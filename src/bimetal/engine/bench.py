@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -117,15 +118,17 @@ def run_workload(driver: Driver, workload: Workload, seed: int, *, with_window: 
     Without the decode window, stages are asked for no statistics on the way, which would end a profile.
     """
     check_fits(driver, workload)
-    rng = random.Random(
-        f"{seed} {workload}"
-    )  # no prompt begins as one of another workload, whose keys are still cached
+    rng = random.Random(f"{seed} {workload}")
+    salt = secrets.token_hex(8)  # nothing that an earlier run left in the cache counts
     vocab_size = driver.spec.vocab_size
     sampling = SamplingParams(max_tokens=workload.output_tokens, temperature=0.0, ignore_eos=True)
     preemptions = driver.scheduler.counters.num_preemptions
     requests = [
         Generate(
-            f"bench-{i}", tuple(rng.randrange(vocab_size) for _ in range(workload.input_tokens)), sampling
+            f"bench-{i}",
+            tuple(rng.randrange(vocab_size) for _ in range(workload.input_tokens)),
+            sampling,
+            cache_salt=salt,
         )
         for i in range(workload.num_requests)
     ]
