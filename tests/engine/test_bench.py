@@ -135,8 +135,8 @@ def test_a_workload_that_comes_again_finds_nothing_cached(tmp_path: Path) -> Non
 
 def test_a_workload_too_long_is_refused_before_anything_loads(tmp_path: Path) -> None:
     folder = make_checkpoint("llama", tmp_path)
-    arguments = ["--model", str(folder), "--load-format", "dummy", "--max-model-len", "50", "-w", "1:40:20"]
-    with pytest.raises(ConfigError, match="workload 1:40:20 needs 60 tokens a request"):
+    arguments = ["--model", str(folder), "--load-format", "dummy", "--max-model-len", "50", "-w", "1:48:20"]
+    with pytest.raises(ConfigError, match="workload 1:48:20 needs 68 tokens a request"):
         CliRunner().invoke(command, arguments, catch_exceptions=False)
 
 
