@@ -20,6 +20,7 @@ from bimetal.engine.bench import Workload, run_workload
 from bimetal.engine.observe import observe, profile_kernels, stage_peaks, watch_experts
 from bimetal.engine.stage.watch import family_of
 from bimetal.engine.utilisation import is_routing_degenerate, least_distinct_experts, run_flops, step_bytes
+from bimetal.errors import ConfigError
 from bimetal.perf.step_time import StageShape
 
 
@@ -120,6 +121,23 @@ def test_profiles_name_the_families_and_leave_the_engine_as_it_was(tmp_path: Pat
     assert use.mbu_ratio == pytest.approx(
         use.step_bytes * result.decode.num_micro_batches / result.decode.round_s / peaks[0].bytes_per_s
     )
+
+
+def test_a_workload_that_comes_again_finds_nothing_cached(tmp_path: Path) -> None:
+    """Neither its own prompts nor those of a longer one, with the same seed."""
+    folder = make_checkpoint("llama", tmp_path)
+    with threaded_engine(folder, (0, 4)) as driver:
+        for workload in (Workload(2, 40, 2), Workload(2, 40, 2), Workload(2, 60, 2)):
+            run_workload(driver, workload, seed=1)
+        assert driver.scheduler.counters.prefix_query_tokens > 0
+        assert driver.scheduler.counters.prefix_hit_tokens == 0
+
+
+def test_a_workload_too_long_is_refused_before_anything_loads(tmp_path: Path) -> None:
+    folder = make_checkpoint("llama", tmp_path)
+    arguments = ["--model", str(folder), "--load-format", "dummy", "--max-model-len", "50", "-w", "1:48:20"]
+    with pytest.raises(ConfigError, match="workload 1:48:20 needs 68 tokens a request"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
 
 
 def test_peaks_come_from_where_they_are_said_to(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_nodes_with_different_checkpoints_are_named(folder: Path, tmp_path: Path
     assert "stage 1 (node1)" in found[0].detail
 
 
+<<<<<<< HEAD
 def test_what_this_machine_lacks_is_named(folder: Path) -> None:
     """Weights may be elsewhere, but who serves reads config and tokenizer."""
     plan = replace(with_second_path(folder, folder), model="Llama-3.1-8B")
@@ -56,3 +58,21 @@ def test_what_this_machine_lacks_is_named(folder: Path) -> None:
     of_node = found["replica stage 1 (node1)", "model"]
     assert not of_node.is_ok
     assert "hidden_size" in of_node.detail
+=======
+def test_an_interpreter_that_says_more_is_understood(folder: Path, tmp_path: Path) -> None:
+    """Some print a greeting, or what their torch found, before anything else."""
+    loud, mute = tmp_path / "loud", tmp_path / "mute"
+    loud.write_text(f'#!/bin/sh\necho hello\nexec {sys.executable} "$@"\n')
+    mute.write_text("#!/bin/sh\necho hello\n")
+    for python in (loud, mute):
+        python.chmod(0o755)
+    plan = parse_plan(plan_document(folder, (0, 2, 4)), "plan")
+    replica = plan.replicas[0]
+    stages = tuple(
+        replace(stage, python=str(python)) for stage, python in zip(replica.stages, (loud, mute), strict=True)
+    )
+    found = diagnose(replace(plan, replicas=(replace(replica, stages=stages),)))
+    bad = [f for f in found if not f.is_ok]
+    assert [(f.where, f.what) for f in bad] == [("replica stage 1 (node1)", "reach")]
+    assert "answered 'hello'" in bad[0].detail
+>>>>>>> breakengine

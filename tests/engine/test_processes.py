@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -124,6 +125,38 @@ def test_a_stage_that_is_still_importing_goes_with_its_driver() -> None:
         child.stop(0.0)
 
 
+def test_what_else_a_stage_prints_holds_nobody_up(tmp_path: Path) -> None:
+    """Before it listens, in one piece with its address; and after, when nobody reads it any more."""
+    loud = tmp_path / "python"
+    loud.write_text("#!/bin/sh\nprintf 'hello\\nLISTENING 127.0.0.1:7\\n'\nexec sleep 60\n")
+    loud.chmod(0o755)
+    child = StageChild(0, Stage("node", "cpu", 0, 1, python=str(loud)), SECRET)
+    timer = threading.Timer(5, child.stop, (0.0,))
+    timer.start()
+    assert child.wait_for_address() == "127.0.0.1:7"
+    timer.cancel()
+    child.stop(0.0)
+    child = StageChild(0, Stage("node", "cpu", 0, 1), SECRET)
+    child.wait_for_address()
+    files = Path(f"/proc/{child._process.pid}/fd")
+    deadline_s = time.monotonic() + 5
+    while (files / "1").readlink() != (files / "2").readlink():
+        assert time.monotonic() < deadline_s
+    child.stop(1.0)
+
+
+def test_ctrl_c_ends_a_stage_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "bimetal.cli.main", "stage", "--listen", "127.0.0.1:0"]
+    pipe = subprocess.PIPE
+    stage = subprocess.Popen(command, env={**os.environ, SECRET_VARIABLE: SECRET}, stdout=pipe, stderr=pipe)
+    assert stage.stdout is not None
+    assert stage.stdout.readline().startswith(b"LISTENING")
+    time.sleep(0.1)
+    stage.send_signal(signal.SIGINT)
+    assert stage.communicate(timeout=5) == (b"", b"")
+    assert stage.returncode == 130
+
+
 def test_a_dead_driver_leaves_no_stage(folder: Path) -> None:
     script = (
         "import sys; from bimetal.engine.driver.driver import Driver; from bimetal.engine.wire.options import EngineOptions\n"
@@ -142,34 +175,32 @@ def test_a_dead_driver_leaves_no_stage(folder: Path) -> None:
     wait_until_gone(children, 5)
 
 
-def test_a_hand_started_stage_serves_one_driver_after_another(folder: Path) -> None:
+def test_hand_started_stages_serve_one_driver_after_another(folder: Path, tmp_path: Path) -> None:
+    """The next one need not wait until they have started afresh; at a unix socket they find their own."""
     environment = {**os.environ, SECRET_VARIABLE: SECRET}
-    command = [sys.executable, "-m", "bimetal.cli.main", "stage", "--listen", "127.0.0.1:0"]
     # Port 0 changes at every start, so take a free one that stays.
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
-        command[-1] = f"127.0.0.1:{server.getsockname()[1]}"
-    stage = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}", f"unix:{tmp_path / 'stage'}"]
+    command = [sys.executable, "-m", "bimetal.cli.main", "stage", "--listen"]
+    stages = [subprocess.Popen([*command, address], env=environment) for address in addresses]
     before = os.environ.get(SECRET_VARIABLE)
     os.environ[SECRET_VARIABLE] = SECRET
     try:
         answers = []
-        for _ in range(2):
-            assert stage.stdout is not None
-            assert stage.stdout.readline().startswith(b"LISTENING")
-            driver = Driver(EngineOptions(plan=plan_document(folder, (0, 4), [command[-1]])))
+        for _ in range(3):
+            driver = Driver(EngineOptions(plan=plan_document(folder, (0, 2, 4), addresses)))
             driver.start()
             answers.append(tokens_of(run_all(driver, [Generate("it", (3, 4), greedy_params(5))])["it"]))
             driver.stop()
-        assert answers[0] == answers[1]
+        assert answers[0] == answers[1] == answers[2]
         assert len(answers[0]) == 5
         time.sleep(0.1)
-        assert stage.poll() is None
+        assert [stage.poll() for stage in stages] == [None, None]
     finally:
         if before is None:
             del os.environ[SECRET_VARIABLE]
         else:
             os.environ[SECRET_VARIABLE] = before
-        stage.kill()
-        stage.wait()
+        for stage in stages:
+            stage.kill()
+            stage.wait()

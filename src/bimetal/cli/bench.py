@@ -56,7 +56,7 @@ def command(
 
     Example: bimetal bench --model .demo/SmolLM2-135M-Instruct --layers 17,13 --num-threads 1 -w 8:32:64
     """
-    from bimetal.engine.bench import parse_workload
+    from bimetal.engine.bench import check_fits, parse_workload
     from bimetal.engine.driver.driver import Driver
     from bimetal.engine.observe import observe, stage_peaks
 
@@ -65,6 +65,8 @@ def command(
     flags["max_model_len"] = flags["max_model_len"] or longest
     flags["max_num_seqs"] = flags["max_num_seqs"] or max(w.num_requests for w in parsed)
     driver = Driver(engine_options(resolve_plan(file, flags), flags))
+    for workload in parsed:
+        check_fits(driver, workload)
     try:
         _start(driver)
         reached = stage_peaks(driver, peaks, peak_bytes_per_s, peak_flops_per_s)

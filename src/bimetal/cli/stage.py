@@ -6,7 +6,12 @@ import click
 
 
 @click.command(name="stage")
-@click.option("--listen", required=True, metavar="HOST:PORT", help="Where the driver will reach this stage.")
+@click.option(
+    "--listen",
+    required=True,
+    metavar="HOST:PORT",
+    help="Where the driver will reach this stage; unix:/path on one machine.",
+)
 def command(listen: str) -> None:
     """Wait for a driver, serve the layers it assigns, and wait again when it is gone.
 

@@ -6,6 +6,8 @@ All requests of a workload arrive at once and run to their full length. Torch-fr
 from __future__ import annotations
 
 import random
+import re
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -35,7 +37,7 @@ def parse_workload(text: str) -> Workload:
     Workload(num_requests=8, input_tokens=64, output_tokens=32)
     """
     parts = text.split(":")
-    if len(parts) != 3 or not all(p.isdigit() and int(p) > 0 for p in parts):
+    if len(parts) != 3 or not all(re.fullmatch("[0-9]{1,9}", p) and int(p) > 0 for p in parts):
         raise ConfigError(
             f"workload {text!r} is not REQUESTS:INPUT:OUTPUT in positive numbers, such as 8:64:32"
         )
@@ -116,15 +118,17 @@ def run_workload(driver: Driver, workload: Workload, seed: int, *, with_window: 
     Without the decode window, stages are asked for no statistics on the way, which would end a profile.
     """
     check_fits(driver, workload)
-    rng = random.Random(
-        f"{seed} {workload}"
-    )  # no prompt begins as one of another workload, whose keys are still cached
+    rng = random.Random(f"{seed} {workload}")
+    salt = secrets.token_hex(8)  # nothing that an earlier run left in the cache counts
     vocab_size = driver.spec.vocab_size
     sampling = SamplingParams(max_tokens=workload.output_tokens, temperature=0.0, ignore_eos=True)
     preemptions = driver.scheduler.counters.num_preemptions
     requests = [
         Generate(
-            f"bench-{i}", tuple(rng.randrange(vocab_size) for _ in range(workload.input_tokens)), sampling
+            f"bench-{i}",
+            tuple(rng.randrange(vocab_size) for _ in range(workload.input_tokens)),
+            sampling,
+            cache_salt=salt,
         )
         for i in range(workload.num_requests)
     ]

@@ -128,7 +128,14 @@ def _probe_interpreter(stage: Stage, request: str) -> dict[str, Any]:
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise ConfigError(f"interpreter {python!r} cannot run a stage: {lines[-1]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    # The last line: what an interpreter's own start prints comes before.
+    last = (done.stdout.strip().splitlines() or [b""])[-1]
+    try:
+        answer: dict[str, Any] = json.loads(last)
+    except ValueError:
+        raise ConfigError(
+            f"interpreter {python!r} answered {last[:80].decode(errors='replace')!r} where its description was due"
+        ) from None
     return answer
 
 

@@ -36,6 +36,7 @@ class StageChild:
         try:
             self._process = subprocess.Popen(
                 command,
+                bufsize=0,  # what was read ahead would be waited for in vain
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=environment,

@@ -1,9 +1,8 @@
 """Authenticated connections over blocking sockets: the built-in link, with no dependency.
 
-An address is `host:port`, or `unix:/path` on one machine. Frames go out under a lock, from whichever thread has one. They
-come in through a thread of the connection's own (`receive_forever`: control), or are read by the thread that waits for
-them (`Incoming`: activations and ids), which saves a hop between threads; the kernel's buffers hold what comes early.
-Torch-free.
+Frames go out under a lock, from whichever thread has one. They come in through a thread of the connection's own
+(`receive_forever`: control), or are read by the thread that waits for them (`Incoming`: activations and ids), which saves
+a hop between threads; the kernel's buffers hold what comes early. Torch-free.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Protocol
 
+from bimetal.engine.link.address import bound_socket, parse_address
 from bimetal.engine.wire.frame import (
     HEADER_BYTES,
     MAX_CONTROL_BYTES,
@@ -43,6 +42,14 @@ Allocate = Callable[[Header], memoryview]
 Handle = Callable[[Header, memoryview], None]
 
 
+class _DroppedError(LinkError):
+    """The peer ended the connection or is gone."""
+
+
+def _failed(what: str, error: OSError) -> LinkError:
+    return (_DroppedError if isinstance(error, ConnectionError) else LinkError)(f"{what}: {error}")
+
+
 class Connection:
     """A byte stream to a peer that has proved that it knows the secret."""
 
@@ -64,7 +71,7 @@ class Connection:
                 for part in parts:
                     self._socket.sendall(part)
         except OSError as error:
-            raise LinkError(f"lost {self.peer} while sending: {error}") from error
+            raise _failed(f"lost {self.peer} while sending", error) from error
 
     def send_frame(self, frame: bytes) -> None:
         """A control frame that `pack_json` or `api.encode` made."""
@@ -72,7 +79,7 @@ class Connection:
             with self._send_lock:
                 self._socket.sendall(frame)
         except OSError as error:
-            raise LinkError(f"lost {self.peer} while sending: {error}") from error
+            raise _failed(f"lost {self.peer} while sending", error) from error
 
     def receive_header(self, max_bytes: int = MAX_CONTROL_BYTES) -> Header:
         buffer = bytearray(HEADER_BYTES)
@@ -86,24 +93,26 @@ class Connection:
             try:
                 n = self._socket.recv_into(view[got:])
             except OSError as error:
-                raise LinkError(f"lost {self.peer} while receiving: {error}") from error
+                raise _failed(f"lost {self.peer} while receiving", error) from error
             if n == 0:
-                raise LinkError(f"{self.peer} closed the connection" + (" inside a message" if got else ""))
+                raise _DroppedError(
+                    f"{self.peer} closed the connection" + (" inside a message" if got else "")
+                )
             got += n
 
-    def try_header(self, buffer: bytearray) -> Header | None:
+    def try_header(self, buffer: bytearray, max_bytes: int = MAX_CONTROL_BYTES) -> Header | None:
         """The next frame's header, if it has come; `buffer` of HEADER_BYTES is overwritten."""
         try:
             n = self._socket.recv_into(buffer, HEADER_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError as error:
-            raise LinkError(f"lost {self.peer} while receiving: {error}") from error
+            raise _failed(f"lost {self.peer} while receiving", error) from error
         if n == 0:
             raise LinkError(f"{self.peer} closed the connection")
         if n < HEADER_BYTES:
             self.receive_into(memoryview(buffer)[n:])
-        return unpack_header(buffer, MAX_CONTROL_BYTES)
+        return unpack_header(buffer, max_bytes)
 
     def receive(self, max_bytes: int = MAX_CONTROL_BYTES) -> tuple[Header, memoryview]:
         """One whole frame in memory of its own."""
@@ -119,7 +128,7 @@ class Connection:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise LinkError(f"lost {self.peer} while receiving: {error}") from error
+            raise _failed(f"lost {self.peer} while receiving", error) from error
 
     def wait_for_bytes(self) -> None:
         """Wait until something can be read; LinkError once the connection ended."""
@@ -180,9 +189,11 @@ class Incoming(Protocol):
 class TcpIncoming:
     """`Incoming` over a connection. A wait polls for `spin_s` before it sleeps: waking a thread up takes longer than a hop."""
 
-    def __init__(self, connection: Connection, spin_s: float) -> None:
+    def __init__(self, connection: Connection, spin_s: float, max_bytes: int = MAX_CONTROL_BYTES) -> None:
+        """`max_bytes`: of a message."""
         self._connection = connection
         self._spin_s = spin_s
+        self._max_bytes = max_bytes
         self._header = bytearray(HEADER_BYTES)
 
     def next(self, allocate: Allocate) -> tuple[Header, memoryview]:
@@ -190,10 +201,10 @@ class TcpIncoming:
         while time.perf_counter() < deadline:
             if (frame := self.poll(allocate)) is not None:
                 return frame
-        return self._payload(self._connection.receive_header(), allocate)
+        return self._payload(self._connection.receive_header(self._max_bytes), allocate)
 
     def poll(self, allocate: Allocate) -> tuple[Header, memoryview] | None:
-        header = self._connection.try_header(self._header)
+        header = self._connection.try_header(self._header, self._max_bytes)
         return None if header is None else self._payload(header, allocate)
 
     def _payload(self, header: Header, allocate: Allocate) -> tuple[Header, memoryview]:
@@ -205,16 +216,6 @@ class TcpIncoming:
 def fresh_memory(header: Header) -> memoryview:
     """The simplest `Allocate`."""
     return memoryview(bytearray(header.num_bytes))
-
-
-def parse_address(address: str) -> tuple[int, str | tuple[str, int]]:
-    """(socket family, what `connect` and `bind` take)."""
-    if address.startswith("unix:"):
-        return socket.AF_UNIX, address.removeprefix("unix:")
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise LinkError(f"address {address!r} is neither host:port nor unix:/path")
-    return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]") or "127.0.0.1", int(port))
 
 
 def _tune(sock: socket.socket) -> None:
@@ -242,7 +243,7 @@ def _receive_hello(connection: Connection, *expected: Kind) -> object:
 
 
 def connect(address: str, secret: str, role: str, timeout_s: float = 10.0) -> Connection:
-    """Dial, retrying until `timeout_s` while nobody listens, and prove the secret to each other."""
+    """Dial and prove the secret to each other, retrying until `timeout_s` while nobody listens."""
     family, target = parse_address(address)
     deadline = time.monotonic() + timeout_s
     while True:
@@ -250,25 +251,29 @@ def connect(address: str, secret: str, role: str, timeout_s: float = 10.0) -> Co
         try:
             sock.settimeout(max(deadline - time.monotonic(), 0.1))
             sock.connect(target)
-            break
-        except OSError as error:
+            _tune(sock)
+            return _introduce(Connection(sock, address), secret, role)
+        except (OSError, _DroppedError) as error:
             sock.close()
             if time.monotonic() >= deadline:
+                if isinstance(error, LinkError):
+                    raise
                 raise LinkError(
                     f"nothing answers at {address} ({error}): start `bimetal stage --listen` there, or correct the address"
                 ) from error
+            # Dropped: a stage whose last driver has just gone starts afresh, with what it had accepted meanwhile.
             time.sleep(0.05)
-    _tune(sock)
-    connection = Connection(sock, address)
+        except LinkError:
+            sock.close()
+            raise
+
+
+def _introduce(connection: Connection, secret: str, role: str) -> Connection:
     connection.set_timeout(_HANDSHAKE_TIMEOUT_S)
-    try:
-        nonce = new_nonce()
-        document = _receive_hello(connection, Kind.CHALLENGE)
-        connection.send_frame(pack_json(Kind.HELLO, answer(document, secret, role, nonce)))
-        confirm(_receive_hello(connection, Kind.WELCOME), secret, nonce)
-    except LinkError:
-        connection.close()
-        raise
+    nonce = new_nonce()
+    document = _receive_hello(connection, Kind.CHALLENGE)
+    connection.send_frame(pack_json(Kind.HELLO, answer(document, secret, role, nonce)))
+    confirm(_receive_hello(connection, Kind.WELCOME), secret, nonce)
     connection.set_timeout(None)
     return connection
 
@@ -286,25 +291,12 @@ class Listener:
         on_connect: Callable[[Hello, Connection], None],
         on_refused: Callable[[str, LinkError], None],
     ) -> None:
-        family, target = parse_address(address)
         self._secret = secret
         self._on_connect = on_connect
         self._on_refused = on_refused
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        if family != socket.AF_UNIX:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._socket.bind(target)
-        except OSError as error:
-            raise LinkError(f"cannot listen at {address}: {error}: choose another address") from error
-        self._socket.listen(64)
         self._closed = False
-        self.address = address
-        if family == socket.AF_UNIX:
-            Path(str(target)).chmod(0o600)
-        else:
-            host, port = self._socket.getsockname()[:2]
-            self.address = f"{host}:{port}"
+        self._socket, self.address = bound_socket(address)
+        self._socket.listen(64)
         threading.Thread(target=self._accept_forever, name="listener", daemon=True).start()
 
     def _accept_forever(self) -> None:

@@ -30,7 +30,7 @@ from bimetal.engine.wire.control import (
     decode_control,
     encode_control,
 )
-from bimetal.engine.wire.frame import Header, Kind, pack_json
+from bimetal.engine.wire.frame import MAX_CONTROL_BYTES, Header, Kind, pack_json
 from bimetal.engine.wire.handshake import SECRET_VARIABLE, Hello
 from bimetal.engine.wire.step import decode_step
 from bimetal.errors import BimetalError, LinkError, StageError
@@ -40,6 +40,8 @@ _SPIN_S = 0.002
 """A GPU's stage polls for its input this long before it sleeps: a core of its host is cheaper than its own idle time."""
 _SWITCH_INTERVAL_S = 2e-5
 """A receiving thread must not wait for the interpreter longer than a hop takes."""
+_INTERRUPTED = 130
+"""What a shell gives for a process that Ctrl-C ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,7 @@ def _receiving_end(connection: Connection, kind: str, start: StartStage, session
         from bimetal.engine.link.nixl import NixlIncoming
 
         return NixlIncoming(connection, session.largest_hidden_bytes, spin_s)
-    return TcpIncoming(connection, spin_s)
+    return TcpIncoming(connection, spin_s, max(session.largest_hidden_bytes, MAX_CONTROL_BYTES))
 
 
 def _sending_end(connection: Connection, kind: str, start: StartStage) -> Outgoing:
@@ -276,7 +278,12 @@ def main() -> None:
     except BimetalError as error:
         sys.exit(f"bimetal stage: {error}")
     print(f"LISTENING {process.address}", flush=True)
-    process.run()
+    if options.exit_with_parent:
+        os.dup2(2, 1)  # the driver reads no further, and a full pipe would hold up whoever prints
+    try:
+        process.run()
+    except KeyboardInterrupt:
+        os._exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ def new_nonce() -> str:
 
 def _mac(secret: str, *parts: str) -> str:
     message = "\0".join(parts).encode(errors="surrogatepass")
-    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+    # An environment variable may hold any bytes.
+    return hmac.new(secret.encode(errors="surrogateescape"), message, hashlib.sha256).hexdigest()
 
 
 def _is_same(mac: str, expected: str) -> bool:
