@@ -114,6 +114,7 @@ def _plan(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
         ],
         "classes": {
             r.name: {
+                "num_requests": r.num_requests,
                 "ttft_s": {f"p{p}": v for p, v in r.ttft_s.items()},
                 "tpot_s": {f"p{p}": v for p, v in r.tpot_s.items()},
                 "met_ratio": r.met_ratio,

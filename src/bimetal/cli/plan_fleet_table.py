@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,7 +22,7 @@ from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import Alternative, Decision
 from bimetal.planner.power_limits import power_notes
 from bimetal.planner.proof import NUM_SEEDS
-from bimetal.planner.replay import PERCENTILES
+from bimetal.planner.replay import LEAST_SEEN, PERCENTILES
 from bimetal.planner.sensitivity import FrontPoint
 from bimetal.units import KILO, MS_PER_S
 
@@ -139,6 +140,11 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
             console.print(
                 f"  {escape(r.name)}, p50/p95/p99: TTFT {ttft} s, TPOT {tpot} ms, {r.met_ratio:.1%} within both limits"
             )
+    for name, number in _hardly_seen(decision, plan):
+        console.print(
+            f"- {escape(name)}: {number} requests in the simulated time, too few for a 99th percentile: that its limits hold "
+            "rests on the formulas"
+        )
     prices = next((a.prices for a in decision.alternatives if a.name == decision.chosen), None)
     if prices is not None:
         low, high = prices.interval
@@ -148,6 +154,15 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
         )
     binds = ", ".join(decision.binds) or "nothing but whole nodes"
     console.print(f"- binds: {escape(binds)}")
+
+
+def _hardly_seen(decision: Decision, plan: FleetPlan) -> Iterator[tuple[str, int]]:
+    """Classes with limits that the simulation says little of."""
+    seen = {r.name: r.num_requests for r in plan.replays}
+    for t, served in zip(decision.planner.traffic, plan.optimum.chosen.served_ratio, strict=True):
+        number = seen.get(t.name, 0)
+        if plan.replays and not t.is_batch and served > LEAST_SHOWN and number < LEAST_SEEN:
+            yield t.name, number
 
 
 def _print_changes(decision: Decision, console: Console) -> None:

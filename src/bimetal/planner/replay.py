@@ -26,6 +26,10 @@ LEAST_ANSWERS = 5.0
 an answer's time by then, and in a run of a few seconds would look as if it kept up."""
 SLOW_TPOT_S = 0.1
 """Taken for the time of an answer where no stricter limit is asked for."""
+LEAST_SEEN = 300
+"""Requests of a class with limits that a run has, so that its 99th percentile is no luck of a few; the run is longer for that."""
+MOST_SPED_UP = 0.02
+"""Of the others' tokens: what a class of still fewer requests may bring more than it would, to be seen more often."""
 WARM_UP = 0.1
 """Of the time, not counted: replicas start empty."""
 
@@ -115,13 +119,42 @@ def _share(
     if not traces:
         return None
     span = min(float(trace.arrival_s[-1]) for trace in traces)
+    traces = [_seen_more(trace, traces, span, traffic) for trace in traces]
     cut = [trace.first(max(1, int(np.searchsorted(trace.arrival_s, span, side="right")))) for trace in traces]
     merged = merge(cut)
     classes = [traffic[name] for name in merged.classes]
     if any(t.from_trace for t in classes):
         return merged
     least_s = LEAST_ANSWERS * max(t.output_tokens * min(t.tpot_s, SLOW_TPOT_S) for t in classes)
-    return merged.first(max(LEAST_REQUESTS, int(np.searchsorted(merged.arrival_s, least_s))))
+    least_s = max(
+        least_s,
+        *(_last_of_least_s(trace, span) for trace in cut if not traffic[trace.classes[0]].is_batch),
+        0.0,
+    )
+    return merged.first(max(LEAST_REQUESTS, int(np.searchsorted(merged.arrival_s, least_s, side="right"))))
+
+
+def _last_of_least_s(trace: Trace, span_s: float) -> float:
+    """When `LEAST_SEEN` have come after the warm-up; all of a shorter trace."""
+    last = round(LEAST_SEEN / (1 - WARM_UP))
+    return float(trace.arrival_s[last]) if last < len(trace) else span_s
+
+
+def _seen_more(trace: Trace, traces: Sequence[Trace], span_s: float, traffic: Mapping[str, Traffic]) -> Trace:
+    """A class that hardly comes in the time that its neighbours' requests take, sped up: one that never came would keep any
+    limit. By no more than what its neighbours hardly feel."""
+    (name,) = trace.classes
+    number = min(round(LEAST_SEEN / (1 - WARM_UP)), len(trace) - 1)
+    if traffic[name].is_batch or number < 1 or trace.arrival_s[number] <= span_s:
+        return trace
+    others = sum(
+        float(np.sum((t.input_tokens + t.output_tokens)[t.arrival_s <= span_s]))
+        for t in traces
+        if t is not trace
+    )
+    brought = np.cumsum(trace.input_tokens + trace.output_tokens)
+    number = min(number, int(np.searchsorted(brought, MOST_SPED_UP * others, side="right")))
+    return trace.compressed(max(1.0, float(trace.arrival_s[number]) / span_s))
 
 
 def _reordered(trace: Trace, rng: np.random.Generator) -> Trace:
