@@ -48,7 +48,6 @@ def test_nodes_with_different_checkpoints_are_named(folder: Path, tmp_path: Path
     assert "stage 1 (node1)" in found[0].detail
 
 
-<<<<<<< HEAD
 def test_what_this_machine_lacks_is_named(folder: Path) -> None:
     """Weights may be elsewhere, but who serves reads config and tokenizer."""
     plan = replace(with_second_path(folder, folder), model="Llama-3.1-8B")
@@ -58,7 +57,8 @@ def test_what_this_machine_lacks_is_named(folder: Path) -> None:
     of_node = found["replica stage 1 (node1)", "model"]
     assert not of_node.is_ok
     assert "hidden_size" in of_node.detail
-=======
+
+
 def test_an_interpreter_that_says_more_is_understood(folder: Path, tmp_path: Path) -> None:
     """Some print a greeting, or what their torch found, before anything else."""
     loud, mute = tmp_path / "loud", tmp_path / "mute"
@@ -75,4 +75,3 @@ def test_an_interpreter_that_says_more_is_understood(folder: Path, tmp_path: Pat
     bad = [f for f in found if not f.is_ok]
     assert [(f.where, f.what) for f in bad] == [("replica stage 1 (node1)", "reach")]
     assert "answered 'hello'" in bad[0].detail
->>>>>>> breakengine
