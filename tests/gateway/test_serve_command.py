@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from bimetal.cli.main import bimetal
 from bimetal.errors import BimetalError
+from bimetal.gateway.server import _ended_with
 
 from .servers import serve, wait_until
 
@@ -66,6 +67,11 @@ def test_what_cannot_be_served_is_named(tiny_model: Path, tmp_path: Path) -> Non
 def test_help_starts_at_once_and_imports_nothing_heavy() -> None:
     script = "import sys; from bimetal.cli.serve import command; print([m for m in ('torch', 'fastapi', 'yaml') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
+
+
+def test_a_driver_that_was_killed_had_no_time_for_a_message() -> None:
+    assert _ended_with(-9) == "its driver was ended by signal 9 (Killed)"
+    assert "its own message is above" in _ended_with(1)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from bimetal.engine.wire.api import Generate, Ready
+from bimetal.engine.wire.step import max_biases
 from bimetal.errors import EngineError
 from bimetal.gateway.answers import Document
 from bimetal.gateway.chat_protocol import ChatRequest
@@ -167,7 +168,7 @@ class Gateway:
         self.check_model(fields.model)
         deadlines_s = [s for s in (fields.deadline_s, _deadline_of_header(request)) if s is not None]
         fields.deadline_s = min(deadlines_s, default=None)
-        limits = ModelLimits(ready.max_model_len, ready.vocab_size)
+        limits = ModelLimits(ready.max_model_len, ready.vocab_size, max_biases(ready.max_num_seqs))
         prepared = await self._in_thread(lambda: prepare(fields, text, limits))
         self._admit(len(prepared.generates), ready)
         generation = Generation(

@@ -30,6 +30,8 @@ _Make = Callable[[], str]
 class ModelLimits:
     max_model_len: int
     vocab_size: int
+    max_biases: int
+    """Entries of logit_bias."""
 
 
 def check_prompt(token_ids: list[int], limits: ModelLimits, *, param: str) -> None:
@@ -79,6 +81,11 @@ def build_sampling(
         raise RequestError(
             f"min_tokens: {min_tokens} is more than max_tokens, which is {max_tokens}: lower it",
             param="min_tokens",
+        )
+    if len(fields.logit_bias or ()) > limits.max_biases:
+        raise RequestError(
+            f"logit_bias: {len(fields.logit_bias or ())} entries are more than the {limits.max_biases} that this server takes",
+            param="logit_bias",
         )
     bias = {int(token): value for token, value in (fields.logit_bias or {}).items()}
     for name, ids in (("logit_bias", bias), ("stop_token_ids", fields.stop_token_ids or [])):

@@ -88,6 +88,8 @@ def driver_environment(environment: Mapping[str, str], secret: str) -> dict[str,
 
 
 def _ended_with(status: int) -> str:
+    if status < 0:  # which leaves it no time for a message
+        return f"its driver was ended by signal {-status} ({signal.strsignal(-status)})"
     return f"its driver ended with status {status}; its own message is above"
 
 

@@ -59,6 +59,14 @@ class Sequence:
     matcher: Any = None
     mask_due: tuple[int, int] | None = None
     """(step, row) that waits for a token mask, which depends on ids still in flight."""
+    bias_ids: NDArray[np.int32] = field(init=False)
+    bias_values: NDArray[np.float32] = field(init=False)
+    """Of each of its rows: kept as arrays, since a request may bias every token there is, and every step says so again."""
+
+    def __post_init__(self) -> None:
+        bias = self.request.sampling.logit_bias
+        self.bias_ids = np.fromiter(bias.keys(), np.int32, len(bias))
+        self.bias_values = np.fromiter(bias.values(), np.float32, len(bias))
 
     @property
     def scores_prompt(self) -> bool:

@@ -183,25 +183,27 @@ def _penalties(logits: _Logits) -> PenaltyRows | None:
 
 
 def _bias(logits: _Logits) -> BiasEntries | None:
-    rows: list[int] = []
-    ids: list[int] = []
-    values: list[float] = []
+    rows: list[Int] = []
+    ids: list[Int] = []
+    values: list[NDArray[np.float32]] = []
+
+    def add(row: int, tokens: Int, added: NDArray[np.float32]) -> None:
+        rows.append(np.full(len(tokens), row, np.int32))
+        ids.append(tokens)
+        values.append(added)
+
     for row, (sequence, target) in enumerate(logits.owners):
         if target != NO_TARGET:
             continue
+        if len(sequence.bias_ids):
+            add(row, sequence.bias_ids, sequence.bias_values)
         sampling = sequence.request.sampling
-        for token, value in sampling.logit_bias.items():
-            rows.append(row)
-            ids.append(token)
-            values.append(value)
         if sequence.num_output + sequence.in_flight < sampling.min_tokens:
-            for token in (*sequence.ending_ids, *sampling.stop_token_ids):
-                rows.append(row)
-                ids.append(token)
-                values.append(float(_FORBIDDEN))
-    if not rows:
+            endings = np.array([*sequence.ending_ids, *sampling.stop_token_ids], np.int32)
+            add(row, endings, np.full(len(endings), _FORBIDDEN))
+    if not sum(map(len, rows)):
         return None
-    return BiasEntries(np.array(rows, np.int32), np.array(ids, np.int32), np.array(values, np.float32))
+    return BiasEntries(np.concatenate(rows), np.concatenate(ids), np.concatenate(values))
 
 
 def _num_logprobs(table: SequenceTable, slots: Int, logits: _Logits) -> Int | None:

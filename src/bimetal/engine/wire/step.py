@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from bimetal.engine.wire.frame import MAX_CONTROL_BYTES
 from bimetal.errors import LinkError
 
 Int = NDArray[np.int32]
@@ -24,6 +25,12 @@ NO_TARGET = -1
 MAX_SCORED_TOKENS = 256
 """Prompt tokens that one step may ask log-probabilities of: each takes a row of logits, and stages reserve memory for them."""
 PADDING_SLOT = -1
+_BIAS_BYTES = 12
+
+
+def max_biases(max_num_seqs: int) -> int:
+    """Biases that a request may have, so that a step in which every sequence has as many takes half of a frame's limit."""
+    return MAX_CONTROL_BYTES // 2 // _BIAS_BYTES // max_num_seqs
 
 
 def pool_reference(sequence_slot: Int) -> Int:
