@@ -20,6 +20,9 @@ from bimetal.units import KILO, MS_PER_S
 BAR = 34
 MOST_EXCLUDED = 6
 LEAST_SHOWN = 5e-4
+TITLES = ("$/h", "$/Mtok", "goodput", "TTFT p50/p99", "TPOT p50/p99", "kW", "P")
+LEAST_WIDTH, SPARED = 76, ("goodput", "kW")
+"""Of a terminal, below which these are left out, so that the plans' names can be read."""
 MOST_REASONS = 2
 """And the last, which says how much can be served."""
 
@@ -71,15 +74,17 @@ def _rate(per_s: float) -> str:
 def _print_table(decision: Decision, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("", overflow="fold")
-    for title in ("$/h", "$/Mtok", "goodput", "TTFT p50/p99", "TPOT p50/p99", "kW", "P"):
+    shown = [title for title in TITLES if title not in SPARED or console.width >= LEAST_WIDTH]
+    for title in shown:
         table.add_column(title, justify="right", no_wrap=title != "P")
     for a in decision.alternatives:
-        table.add_row(*_cells(decision, a))
+        name, *cells = _cells(decision, a)
+        table.add_row(name, *(cell for title, cell in zip(TITLES, cells, strict=True) if title in shown))
     console.print(table)
     for a in decision.alternatives:
         if a.plan is not None:
-            beyond = " (more than there is)" if a.beyond_stock else ""
-            console.print(f"  {escape(a.name)}: {_gpus(decision, a.plan)}{beyond}")
+            beyond = decision.goes_beyond(a)
+            console.print(f"  {escape(a.name)}: {_gpus(decision, a.plan)}{f' ({beyond})' if beyond else ''}")
         for reason in [*a.reasons[:MOST_REASONS], *a.reasons[MOST_REASONS:][-1:]]:
             console.print(f"  {escape(a.name)}: {escape(reason)}")
     console.print(
@@ -91,7 +96,7 @@ def _print_table(decision: Decision, console: Console) -> None:
 def _cells(decision: Decision, a: Alternative) -> tuple[str, ...]:
     star = "*" if a.name == decision.chosen else ""
     if a.plan is None:
-        return (escape(a.name), *("-",) * 7)
+        return (escape(a.name), *("-",) * len(TITLES))
     interactive = [r for r in a.plan.replays if _is_interactive(decision, r.name)]
     ttft = tpot = goodput = "-"
     if a.plan.replays:
@@ -99,7 +104,8 @@ def _cells(decision: Decision, a: Alternative) -> tuple[str, ...]:
     if interactive:
         worst = {p: max(r.ttft_s[p] for r in interactive) for p in (50, 99)}
         ttft = f"{worst[50]:.2f}/{worst[99]:.2f} s"
-        worst = {p: max(r.tpot_s[p] for r in interactive) * MS_PER_S for p in (50, 99)}
+    if per_token := [r for r in interactive if math.isfinite(r.tpot_s[99])]:  # not of answers of one token
+        worst = {p: max(r.tpot_s[p] for r in per_token) * MS_PER_S for p in (50, 99)}
         tpot = f"{worst[50]:.0f}/{worst[99]:.0f} ms"
     chance = decision.chance_cheaper(a)
     is_same = decision.is_chosen(a) and a.name != decision.chosen
@@ -149,9 +155,8 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
         if _is_interactive(decision, r.name):
             ttft = "/".join(f"{r.ttft_s[p]:.2f}" for p in PERCENTILES)
             tpot = "/".join(f"{r.tpot_s[p] * MS_PER_S:.0f}" for p in PERCENTILES)
-            console.print(
-                f"  {escape(r.name)}, p50/p95/p99: TTFT {ttft} s, TPOT {tpot} ms, {r.met_ratio:.1%} within both limits"
-            )
+            times = f"TTFT {ttft} s, TPOT {tpot} ms" if math.isfinite(r.tpot_s[99]) else f"TTFT {ttft} s"
+            console.print(f"  {escape(r.name)}, p50/p95/p99: {times}, {r.met_ratio:.1%} within both limits")
     for name, number in _hardly_seen(decision, plan):
         console.print(
             f"- {escape(name)}: {number} requests in the simulated time, too few for a 99th percentile: that its limits hold "

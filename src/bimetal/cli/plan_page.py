@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 import plotly.graph_objects as go
@@ -82,15 +83,21 @@ def _table(decision: Decision) -> str:
     stock = decision.planner.demand.stock
     rows = []
     for a in decision.alternatives:
+        beyond = decision.goes_beyond(a)
         if a.plan is None:
             rows.append(f"<tr><td>{escape(a.name)}<td colspan=4>{escape('; '.join(a.reasons))}")
             continue
         gpus = " + ".join(f"{n} {e.label}" for e, n in zip(stock, a.plan.gpus, strict=True) if n)
         chance = decision.chance_cheaper(a)
         rows.append(
-            f"<tr><td>{escape(a.name)}{' (more than there is)' if a.beyond_stock else ''}<td>{escape(gpus)}"
-            f"<td>{a.plan.usd_per_h:.2f}<td>{a.plan.usd_per_million_tokens:.3f}"
+            f"<tr><td>{escape(a.name)}{f' ({beyond})' if beyond else ''}<td>{escape(gpus)}"
+            f"<td>{a.plan.usd_per_h:.2f}<td>{_dollars(a.plan.usd_per_million_tokens)}"
             f"<td>{'' if chance is None else f'{chance:.0%}'}"
         )
     head = "<tr><th>plan<th>GPUs<th>$/h<th>$/Mtok<th>chance that the chosen one is cheaper"
     return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _dollars(value: float) -> str:
+    """Nothing per token where no tokens are asked for."""
+    return f"{value:.3f}" if math.isfinite(value) else "-"
