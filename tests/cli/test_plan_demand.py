@@ -1,6 +1,7 @@
 """`bimetal plan` with a demand file, as a user meets it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -212,6 +213,64 @@ def test_a_budget_that_buys_nothing_of_one_vendor(demand_file):
     assert none["output_tokens_per_s"] == 0
     assert none["chance_chosen_is_cheaper"] is None
     assert "no GPUs" in run(demand_file, "--quick")
+
+
+def test_the_document_says_what_was_asked_and_how_much_of_it_is_served(demand_file):
+    poor = SMALL.replace("rate_per_s: 10,", "rate_per_s: 2000,")
+    demand_file.write_text(poor + "objective: goodput\nsite: {budget_usd_per_h: 20}\n")
+    document = json.loads(run(demand_file, "--json", "--quick"))
+    chat, night = document["demand"]["chat"], document["demand"]["night"]
+    assert (chat["model"], chat["requests_per_s"], chat["tpot_p99_s"]) == ("Llama-3.1-8B", 2000, 0.06)
+    assert (night["requests_per_s"], night["ttft_p99_s"]) == (pytest.approx(1e5 / 18000), None)
+    served, plan = document["plan"]["served_ratio"], document["plan"]
+    assert 0 < served["chat"] < 1
+    tokens = {
+        name: asked["requests_per_s"] * asked["output_tokens"] for name, asked in document["demand"].items()
+    }
+    total = sum(served[name] * tokens[name] for name in tokens)
+    assert plan["output_tokens_per_s"] == pytest.approx(total, rel=1e-4)
+    first = document["alternatives"][0]
+    low, high = first["usd_per_million_output_tokens_90"]
+    assert low <= first["usd_per_million_output_tokens_median"] <= (high or float("inf"))
+
+
+def test_answers_of_one_token_have_no_time_per_token(demand_file):
+    demand_file.write_text(
+        SMALL.split("  - {name: night")[0].replace("output_tokens: 100", "output_tokens: 1")
+    )
+    output = run(demand_file, "--html", demand_file.with_suffix(".html"))
+    assert "nan" not in output
+    assert (
+        "nan"
+        not in demand_file.with_suffix(".html").read_text().split("<h2>Replicas")[1].split("<section>")[0]
+    )
+    assert re.search(r"chat, p50/p95/p99: TTFT [\d./]+ s, 1\d\d", output)
+
+
+def test_a_plan_above_the_power_cap_is_not_said_to_need_more_gpus(demand_file):
+    """One class may run on AMD only where the cap forbids it."""
+    demand_file.write_text(
+        """\
+stock: [{gpu: H100, count: 64}, {gpu: MI300X, count: 64}]
+models: []
+site: {power_cap_w: 60000}
+demand: [{name: tune, kind: fine-tuning, gpu_hours: 700, deadline_h: 24}]
+"""
+    )
+    words = " ".join(run(demand_file, "--quick").split())
+    assert "all AMD: 40 MI300X (5 nodes of 8 rented) (above the power cap)" in words
+    assert "(more than there is)" not in words
+
+
+def test_names_can_be_read_in_a_narrow_terminal(demand_file):
+    output = (
+        CliRunner()
+        .invoke(command, [str(demand_file), "--quick"], catch_exceptions=False, env={"COLUMNS": "60"})
+        .output
+    )
+    assert max(map(len, output.splitlines())) <= 60
+    assert re.search(r"^all NVIDIA +\d", output, re.MULTILINE)
+    assert "TPOT p50/p99" in output
 
 
 def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):

@@ -58,6 +58,16 @@ def test_batch_work_is_spread_over_its_time_whatever_its_trace_says(tmp_path):
     assert gaps == pytest.approx(1 / batch.rate_per_s)
 
 
+@pytest.mark.parametrize("number", [1, 50])
+def test_batch_work_may_be_asked_for_all_at_once(tmp_path, number):
+    """Its rate is that of its deadline."""
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "5,100,10\n" * number)
+    text = TEXT.replace("interactive", "batch").replace("ttft_p99_s: 1, tpot_p99_s: 0.1", "deadline_h: 2")
+    (batch,) = read_traffic(parse_demand(text, "d.yaml"), tmp_path)
+    assert batch.rate_per_s == pytest.approx(number / 7200)
+    assert len(batch.trace) == number
+
+
 def test_a_trace_too_long_for_the_model_says_so(tmp_path):
     with pytest.raises(
         ConfigError, match=r"50.0% of the requests are longer.* 131072 positions of Llama-3.1-8B"

@@ -1,5 +1,7 @@
 """Three published formats, and every fault named with its line."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,7 @@ def test_formats(tmp_path, text, gap, inputs, outputs):
     [
         ("a,b\n1,2\n", "has the columns a, b, but needs TIMESTAMP"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "has no requests"),
-        (AZURE.replace("18:15:50", "18:15:40"), r":3: TIMESTAMP .* is earlier than the line before"),
+        (AZURE.replace("18:15:50", "18:15:40"), r":3: TIMESTAMP .* is earlier than the request before"),
         (AZURE.replace(",396,", ",many,"), r":3: ContextTokens 'many' is not a number"),
         (AZURE.replace(",396,", ",-3,"), r":3: ContextTokens '-3' must be between 0"),
         (
@@ -54,6 +56,44 @@ def test_faults(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_trace(path)
+
+
+@pytest.mark.parametrize("text", [AZURE, BURST, MOONCAKE])
+def test_a_byte_order_mark_windows_line_ends_and_blank_lines_change_nothing(tmp_path, text):
+    plain, odd = tmp_path / "plain", tmp_path / "odd"
+    plain.write_text(text)
+    odd.write_bytes(("\ufeff" + text.replace("\n", "\r\n\r\n")).encode())
+    assert load_trace(odd).arrival_s.tolist() == load_trace(plain).arrival_s.tolist()
+    assert load_trace(odd).input_tokens.tolist() == load_trace(plain).input_tokens.tolist()
+
+
+@pytest.mark.parametrize("text", [AZURE.replace("396", "many"), MOONCAKE.replace("7322", '"many"')])
+def test_blank_lines_are_lines(tmp_path, text):
+    path = tmp_path / "trace"
+    path.write_text(text.replace("\n", "\n\n\n"))
+    wrong = next(i for i, line in enumerate(path.read_text().split("\n"), start=1) if "many" in line)
+    with pytest.raises(ConfigError, match=rf":{wrong}: .*'many'"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_dates_mean_the_same_on_every_machine(tmp_path, zone, monkeypatch):
+    """The night when clocks are put back; and pandas' dates, which lack fractions where they are 0."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        path = tmp_path / "trace"
+        path.write_text(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-10-29 01:00:00,1,1\n2023-10-29 04:00:00,1,1\n"
+        )
+        assert load_trace(path).arrival_s[1] == 3 * 3600
+        path.write_text(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.500000+00:00,1,1\n2024-05-10 00:00:01+00:00,1,1\n"
+        )
+        assert load_trace(path).arrival_s[1] == 0.5
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_missing_file_and_bad_numbers(tmp_path):

@@ -29,6 +29,18 @@ def decision_document(decision: Decision, plan_files: Sequence[Path] = ()) -> di
             {"gpu": price.gpu, "usd_per_h": price.usd_per_h, "source": price.source}
             for price in prices(decision.planner.demand)
         ],
+        "demand": {
+            t.name: {
+                "model": t.model,
+                "requests_per_s": t.rate_per_s,
+                "input_tokens": t.input_tokens,
+                "output_tokens": t.output_tokens,
+                "ttft_p99_s": t.ttft_s,
+                "tpot_p99_s": t.tpot_s,
+                "n_plus_one": t.n_plus_one,
+            }
+            for t in decision.planner.traffic
+        },
         "plan": _plan(decision, decision.plan),
         "alternatives": [_alternative(decision, a) for a in decision.alternatives],
         "relaxations": [
@@ -63,6 +75,8 @@ def _alternative(decision: Decision, a: Alternative) -> dict[str, Any]:
         "name": a.name,
         "reasons": list(a.reasons),
         "beyond_stock": a.beyond_stock,
+        "goes_beyond": decision.goes_beyond(a),
+        "usd_per_million_output_tokens_median": a.prices.median if a.prices else None,
         "usd_per_million_output_tokens_90": list(interval) if interval else None,
         "chance_chosen_is_cheaper": decision.chance_cheaper(a),
         **(_plan(decision, a.plan) if a.plan else {}),
@@ -76,6 +90,10 @@ def _plan(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
         "usd_per_h": plan.usd_per_h,
         "usd_per_million_output_tokens": plan.usd_per_million_tokens,
         "output_tokens_per_s": plan.output_tokens_per_s,
+        "served_ratio": {
+            t.name: min(1.0, ratio)
+            for t, ratio in zip(decision.planner.traffic, optimum.chosen.served_ratio.tolist(), strict=True)
+        },
         "goodput_tokens_per_s": sum(r.goodput_tokens_per_s for r in plan.replays) if plan.replays else None,
         "power_w": plan.watts,
         "power_limits": list(power_notes(stock, plan.gpus)),

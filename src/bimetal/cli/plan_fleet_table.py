@@ -30,6 +30,9 @@ BAR = 34
 MOST_EXCLUDED = 6
 LEAST_SHOWN = 5e-4
 LEAST_GAP = 5e-5
+TITLES = ("$/h", "$/Mtok", "goodput", "TTFT p50/p99", "TPOT p50/p99", "kW", "P")
+LEAST_WIDTH, SPARED = 76, ("goodput", "kW")
+"""Of a terminal, below which these are left out, so that the plans' names can be read."""
 MOST_REASONS = 2
 """And the last, which says how much can be served."""
 
@@ -73,14 +76,18 @@ def _rate(per_s: float) -> str:
 def _print_table(decision: Decision, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("", overflow="fold")
-    for title in ("$/h", "$/Mtok", "goodput", "TTFT p50/p99", "TPOT p50/p99", "kW", "P"):
+    shown = [title for title in TITLES if title not in SPARED or console.width >= LEAST_WIDTH]
+    for title in shown:
         table.add_column(title, justify="right", no_wrap=title != "P")
     for a in decision.alternatives:
-        table.add_row(*_cells(decision, a))
+        name, *cells = _cells(decision, a)
+        table.add_row(name, *(cell for title, cell in zip(TITLES, cells, strict=True) if title in shown))
     console.print(table)
     for a in decision.alternatives:
         if a.plan is not None:
-            console.print(f"  {escape(f'{a.name}: {gpu_words(decision, a.plan)}')}")
+            beyond = decision.goes_beyond(a)
+            words = f"{a.name}: {gpu_words(decision, a.plan)}{f' ({beyond})' if beyond else ''}"
+            console.print(f"  {escape(words)}")
         for reason in [*a.reasons[:MOST_REASONS], *a.reasons[MOST_REASONS:][-1:]]:
             console.print(f"  {escape(a.name)}: {escape(reason)}")
     console.print(
@@ -91,7 +98,7 @@ def _print_table(decision: Decision, console: Console) -> None:
 
 def _cells(decision: Decision, a: Alternative) -> tuple[str, ...]:
     if a.plan is None:
-        return (escape(a.name), *("-",) * 7)
+        return (escape(a.name), *("-",) * len(TITLES))
     chance = decision.chance_cheaper(a)
     is_same = decision.is_chosen(a) and a.name != decision.chosen
     per_million = a.plan.usd_per_million_tokens
@@ -137,9 +144,8 @@ def _print_proof(decision: Decision, plan: FleetPlan, console: Console) -> None:
         if _is_interactive(decision, r.name):
             ttft = "/".join(f"{r.ttft_s[p]:.2f}" for p in PERCENTILES)
             tpot = "/".join(f"{r.tpot_s[p] * MS_PER_S:.0f}" for p in PERCENTILES)
-            console.print(
-                f"  {escape(r.name)}, p50/p95/p99: TTFT {ttft} s, TPOT {tpot} ms, {r.met_ratio:.1%} within both limits"
-            )
+            times = f"TTFT {ttft} s, TPOT {tpot} ms" if math.isfinite(r.tpot_s[99]) else f"TTFT {ttft} s"
+            console.print(f"  {escape(r.name)}, p50/p95/p99: {times}, {r.met_ratio:.1%} within both limits")
     for name, number in _hardly_seen(decision, plan):
         console.print(
             f"- {escape(name)}: {number} requests in the simulated time, too few for a 99th percentile: that its limits hold "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import RUNNABLE, Alternative, Decision
 from bimetal.planner.deployment import run_notes
@@ -69,5 +71,9 @@ def latencies(decision: Decision, plan: FleetPlan) -> tuple[str, str, str]:
     if not interactive:
         return goodput, "-", "-"
     ttft = [max(r.ttft_s[p] for r in interactive) for p in (50, 99)]
-    tpot = [max(r.tpot_s[p] for r in interactive) * MS_PER_S for p in (50, 99)]
-    return goodput, f"{ttft[0]:.2f}/{ttft[1]:.2f} s", f"{tpot[0]:.0f}/{tpot[1]:.0f} ms"
+    first = f"{ttft[0]:.2f}/{ttft[1]:.2f} s"
+    per_token = [r for r in interactive if math.isfinite(r.tpot_s[99])]  # not of answers of one token
+    if not per_token:
+        return goodput, first, "-"
+    tpot = [max(r.tpot_s[p] for r in per_token) * MS_PER_S for p in (50, 99)]
+    return goodput, first, f"{tpot[0]:.0f}/{tpot[1]:.0f} ms"

@@ -70,6 +70,22 @@ class Decision:
         """Whether an alternative is the chosen plan, perhaps under another name."""
         return other.plan is not None and other.plan.optimum is self.plan.optimum
 
+    def goes_beyond(self, other: Alternative) -> str | None:
+        """What a plan that is shown for its price only does not keep to; None: it keeps to all."""
+        if not other.beyond_stock or other.plan is None:
+            return None
+        demand, plan = self.planner.demand, other.plan
+        used: dict[str, int] = {}
+        for entry, number in zip(demand.stock, plan.gpus, strict=True):
+            used[entry.spec.name] = used.get(entry.spec.name, 0) + number
+        has = {entry.spec.name: entry.count for entry in demand.stock}
+        if all(number <= has[name] for name, number in used.items()):
+            if demand.site.power_cap_w and plan.watts > demand.site.power_cap_w:
+                return "above the power cap"
+            if demand.site.budget_usd_per_h and plan.usd_per_h > demand.site.budget_usd_per_h:
+                return "above the budget"
+        return "more than there is"
+
     def chance_cheaper(self, other: Alternative) -> float | None:
         """That the chosen plan is cheaper than `other`, over the performance model's draws."""
         mine = next(a.prices for a in self.alternatives if a.name == self.chosen)

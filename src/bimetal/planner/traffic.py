@@ -91,13 +91,13 @@ def _check_lengths(entry: DemandClass, demand: Demand, trace: Trace, path: Path)
 def _requests(entry: DemandClass, folder: Path, seed: int) -> Trace:
     if entry.trace is not None:
         trace = load_trace(folder / entry.trace)
-        if len(trace) < 2 or trace.arrival_s[-1] <= 0:
+        if entry.kind == "batch":
+            return evenly(trace, (entry.deadline_h or 1.0) * S_PER_HOUR)
+        if trace.arrival_s[-1] <= 0:
             raise ConfigError(
                 f"{folder / entry.trace}: {len(trace)} request(s) at one moment give no rate: give a longer trace"
             )
-        if entry.kind == "interactive":
-            return busiest_hour(trace.compressed(entry.compress))
-        return evenly(trace, (entry.deadline_h or 1.0) * S_PER_HOUR)
+        return busiest_hour(trace.compressed(entry.compress))
     rate = entry.rate_per_s or (entry.requests or 0.0) / ((entry.deadline_h or 1.0) * S_PER_HOUR)
     return poisson_trace(
         SYNTHETIC_REQUESTS, rate, entry.input_tokens or 1.0, entry.output_tokens or 1.0, seed, entry.name

@@ -11,7 +11,8 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def load_trace(path: Path) -> Trace:
     """CSV or JSON lines, plain or as .gz; ConfigError names file, line, column and value."""
     try:
         content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{path}: {reason}: give a trace as CSV or JSON lines, plain or .gz") from error
@@ -83,13 +84,13 @@ def load_trace(path: Path) -> Trace:
     rows = _json_rows(text, path) if is_json else _csv_rows(text, path)
     if not rows:
         raise ConfigError(f"{path}: has no requests: give a line for each, after the names of the columns")
-    names = next((names for names in COLUMNS if all(name in rows[0] for name in names)), None)
+    (_, first), *_ = rows
+    names = next((names for names in COLUMNS if all(name in first for name in names)), None)
     if names is None:
         known = " or ".join(", ".join(names) for names in COLUMNS)
-        raise ConfigError(f"{path}: has the columns {', '.join(map(str, rows[0]))}, but needs {known}")
-    first_line = 1 if is_json else 2
+        raise ConfigError(f"{path}: has the columns {', '.join(map(str, first))}, but needs {known}")
     arrivals, inputs, outputs = [], [], []
-    for line, row in enumerate(rows, start=first_line):
+    for line, row in rows:
         where = f"{path}:{line}"
         missing = [name for name in names if row.get(name) is None]
         if missing:
@@ -97,9 +98,9 @@ def load_trace(path: Path) -> Trace:
         arrivals.append(_seconds(row[names[0]], where, names[0], milliseconds=is_json))
         inputs.append(_tokens(row[names[1]], where, names[1]))
         outputs.append(_tokens(row[names[2]], where, names[2]))
-        if line > first_line and arrivals[-1] < arrivals[-2]:
+        if len(arrivals) > 1 and arrivals[-1] < arrivals[-2]:
             raise ConfigError(
-                f"{where}: {names[0]} {row[names[0]]!r} is earlier than the line before: sort the trace"
+                f"{where}: {names[0]} {row[names[0]]!r} is earlier than the request before: sort the trace"
             )
     start = np.array(arrivals) - arrivals[0]
     return Trace(start, np.array(inputs, dtype=np.int64), np.array(outputs, dtype=np.int64))
@@ -148,16 +149,19 @@ def merge(traces: Sequence[Trace]) -> Trace:
     )
 
 
-def _csv_rows(text: str, path: Path) -> list[dict[str, object]]:
+def _csv_rows(text: str, path: Path) -> list[tuple[int, dict[str, object]]]:
+    """With their lines."""
+    reader = csv.DictReader(StringIO(text, newline=""))
     try:
-        return [dict(row) for row in csv.DictReader(text.splitlines())]
+        return [(reader.line_num, dict(row)) for row in reader]
     except csv.Error as error:
         raise ConfigError(f"{path}: not CSV: {error}: give one request a line") from error
 
 
-def _json_rows(text: str, path: Path) -> list[dict[str, object]]:
+def _json_rows(text: str, path: Path) -> list[tuple[int, dict[str, object]]]:
+    """With their lines."""
     rows = []
-    for line, content in enumerate(text.splitlines(), start=1):
+    for line, content in enumerate(text.split("\n"), start=1):
         if not content.strip():
             continue
         try:
@@ -166,7 +170,7 @@ def _json_rows(text: str, path: Path) -> list[dict[str, object]]:
             raise ConfigError(f"{path}:{line}: not JSON: {error.msg}") from error
         if not isinstance(row, dict):
             raise ConfigError(f"{path}:{line}: expected an object, got {type(row).__name__}")
-        rows.append(row)
+        rows.append((line, row))
     return rows
 
 
@@ -176,7 +180,8 @@ def _seconds(value: object, where: str, name: str, *, milliseconds: bool) -> flo
         number = float(text) / (MS_PER_S if milliseconds else 1)
     except ValueError:
         try:
-            number = datetime.fromisoformat(text[:26]).timestamp()
+            moment = datetime.fromisoformat(text)
+            number = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()  # no summer time
         except ValueError:
             raise ConfigError(f"{where}: {name} {value!r} is neither seconds nor a date and time") from None
     if not abs(number) < float("inf"):
