@@ -81,3 +81,16 @@ def test_an_estimate_has_intervals_and_says_what_it_rests_on():
 def test_errors_are_for_people(arguments, message):
     with pytest.raises(BimetalError, match=message):
         run(*arguments)
+
+
+@pytest.mark.parametrize("option", ["--input-tokens", "--output-tokens", "--concurrency"])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
+def test_what_is_no_number_is_refused(option, value):
+    result = run("estimate", "H100", "Llama-3.1-70B", "-t", 8, option, value)
+    assert result.exit_code == 2
+    assert "the range" in result.output
+
+
+def test_a_curve_is_written_where_it_can_be(tmp_path):
+    with pytest.raises(BimetalError, match="No such file or directory: give a path in a folder that exists"):
+        run("power", "-o", tmp_path / "no" / "curve.json")

@@ -131,6 +131,12 @@ def test_derived_throughput_is_not_scored():
         ({"tpot_ms_p50": "inf"}, "finite and not negative"),
         ({"tpot_ms_p50": "", "ttft_ms_p50": ""}, "nothing measured that can be predicted"),
         ({"tpot_ms_p50": "5"}, "faster than its weights"),
+        (
+            {"tpot_ms_p50": "0", "ttft_ms_p50": "0", "out_tok_s": "0"},
+            "nothing measured that can be predicted",
+        ),
+        ({"tp": "0.5"}, "tp '0.5' must be a whole number of GPUs"),
+        ({"n_gpus": "1e300"}, "n_gpus '1e300' must be a whole number of GPUs"),
         ({"notes": "DERIVED: exactly 2x the 4-GPU row"}, "a multiple of another row"),
     ],
 )
@@ -161,6 +167,19 @@ def test_files(tmp_path):
         writer.writerow(ROW)
     assert len(read_measurements(path).measurements) == 1
     assert set(REQUIRED) <= set(ROW)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_measurements(path).measurements[0].row == ROW["row_id"]
+
+
+@pytest.mark.parametrize("number", range(1, len(REQUIRED)))
+def test_short_and_long_rows_are_refused_with_a_reason(tmp_path, number):
+    path = tmp_path / "rows.csv"
+    names = ("load", "engine", "gpu", "model", "isl", "osl")
+    values = ("offline", "vllm", "H100", "Llama-3.1-70B", "1000", "1000")
+    path.write_text(",".join(names) + "\n" + ",".join(values[:number]) + "\n" + ",".join(values * 2) + "\n")
+    found = read_measurements(path)
+    assert len(found.refusals) == 2
+    assert all(refusal.reason for refusal in found.refusals)
 
 
 def test_the_published_rows():

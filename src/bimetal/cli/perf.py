@@ -9,6 +9,10 @@ from pathlib import Path
 
 import click
 
+from bimetal.cli.float_range import FloatRange
+
+MOST = 1e9
+
 
 @click.group(name="perf")
 def command() -> None:
@@ -79,12 +83,16 @@ def fit(output: Path, file: Path | None, report: Path | None) -> None:
 )
 def power(output: Path, file: Path | None) -> None:
     """Fit how much slower power-capped GPUs are, and write the curve down."""
+    from bimetal.errors import ConfigError
     from bimetal.perf.measurements import published, read_measurements
     from bimetal.perf.power import fit_power_curve, save_power_curve
 
     rows = read_measurements(file) if file else published()
     curve = fit_power_curve(rows.measurements, datetime.now(UTC).date().isoformat())
-    save_power_curve(curve, output)
+    try:
+        save_power_curve(curve, output)
+    except OSError as error:
+        raise ConfigError(f"{output}: {error.strerror}: give a path in a folder that exists") from error
     for name, found in (("prompts", curve.compute), ("decoding", curve.memory)):
         click.echo(
             f"{name}: rate = (cap / TDP)^{found.exponent:.3f}; {found.num_pairs} pairs of rows, errors of the rate: median "
@@ -99,9 +107,9 @@ def power(output: Path, file: Path | None) -> None:
 @click.option("--dtype", type=click.Choice(["bfloat16", "float8", "float4", "mxfp4"]), default="float8")
 @click.option("--engine", default="vllm", help="Engine family, as in `perf validate`'s table.")
 @click.option("--tensor-parallel", "-t", type=click.IntRange(1, 72), default=1)
-@click.option("--input-tokens", "-i", type=click.FloatRange(1), default=1024)
-@click.option("--output-tokens", "-n", type=click.FloatRange(2), default=1024)
-@click.option("--concurrency", "-c", type=click.FloatRange(1), default=16)
+@click.option("--input-tokens", "-i", type=FloatRange(1, MOST), default=1024)
+@click.option("--output-tokens", "-n", type=FloatRange(2, MOST), default=1024)
+@click.option("--concurrency", "-c", type=FloatRange(1, MOST), default=16)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def estimate(
     gpu: str,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bimetal.cli.float_range import FloatRange
+
 if TYPE_CHECKING:
     from bimetal.simulate.run import Simulation
     from bimetal.simulate.shapes import LinkOf
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 @click.option("--copies", type=click.IntRange(1, 10_000), default=1, help="Of each of the plan's replicas.")
 @click.option("--compress", type=float, default=1.0, help="Play the trace so many times as fast.")
 @click.option("--requests", type=click.IntRange(1), help="Only the first so many.")
-@click.option("--ttft-slo", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
-@click.option("--tpot-slo", type=click.FloatRange(min=0, min_open=True), help="Seconds.")
+@click.option("--ttft-slo", type=FloatRange(min=0, min_open=True), help="Seconds.")
+@click.option("--tpot-slo", type=FloatRange(min=0, min_open=True), help="Seconds.")
 @click.option(
     "--coefficients", type=click.Path(path_type=Path), help="Devices measured by `bimetal calibrate`."
 )

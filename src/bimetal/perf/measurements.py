@@ -72,6 +72,7 @@ _MEAN_INPUT_TOKENS = {
 """Mean prompt of the MLPerf data sets, where the file gives a name instead of a length."""
 _TAGGED_RANKS = re.compile(r"_tp(\d+)(?:_0)?_ep(\d+)")
 _LARGEST_NODE = 8
+MOST_GPUS = 100_000
 _UNIFORM_MEAN_RATIO = 0.9
 
 
@@ -140,7 +141,7 @@ def _published_lines() -> list[str]:
 def read_measurements(path: Path) -> MeasurementSet:
     """A CSV file with the columns of measured.csv; ConfigError names what is missing."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: give a CSV file of measurements") from error
     except UnicodeDecodeError as error:
@@ -154,7 +155,7 @@ def read_measurements(path: Path) -> MeasurementSet:
             f"{path}: lacks the column(s) {', '.join(missing)}: use the columns of measured.csv"
         )
     _check_spelling(path, reader.fieldnames or ())
-    return parse_rows(reader)
+    return parse_rows({name: value or "" for name, value in row.items() if name} for row in reader)
 
 
 def _check_spelling(path: Path, names: Sequence[str]) -> None:
@@ -223,7 +224,7 @@ def _parse(name: str, row: Mapping[str, str]) -> Measurement:
         raise ConfigError("closed loop or batch without its concurrency")
     tpot = _number(row, "tpot_ms_p50") or _number(row, "tpot_ms_mean")
     ttft = _number(row, "ttft_ms_p50") or _number(row, "ttft_ms_mean")
-    output_tokens_per_s = _number(row, "out_tok_s")
+    output_tokens_per_s = _number(row, "out_tok_s") or None
     includes_prefill = "incl. prefill" in notes
     length_ratio = _UNIFORM_MEAN_RATIO if "U[0.8,1.0]" in load else 1.0
     output_tokens = _positive(row, "osl") * length_ratio
@@ -332,16 +333,16 @@ def _max_num_seqs(engine: str, setting: str, filled: list[str]) -> float:
 
 def _ranks(row: Mapping[str, str], gpu: GpuSpec, model: ModelSpec, filled: list[str]) -> tuple[int, int]:
     """(tensor parallel, GPUs). A source's tag `tp4_ep4` names four GPUs, where some rows multiplied the two."""
-    num_gpus = int(_number(row, "n_gpus") or 1)
+    num_gpus = _whole(row, "n_gpus") or 1
     tagged = _TAGGED_RANKS.search(row.get("source") or "")
     if tagged:
         ranks = int(tagged[1])
-        if ranks != int(_number(row, "tp") or ranks):
+        if ranks != (_whole(row, "tp") or ranks):
             filled.append(f"the source's tag says {ranks} GPUs")
         return ranks, ranks
-    given = _number(row, "tp")
+    given = _whole(row, "tp")
     if given:
-        return int(given), num_gpus
+        return given, num_gpus
     weights = model.num_params  # bytes at 8 bits
     ranks = 1
     while ranks < min(num_gpus, _LARGEST_NODE) and weights * 1.3 > ranks * gpu.memory_bytes:
@@ -375,6 +376,14 @@ def _number(row: Mapping[str, str], column: str) -> float | None:
     if not 0 <= value < float("inf"):
         raise ConfigError(f"{column} {text!r} must be finite and not negative")
     return value
+
+
+def _whole(row: Mapping[str, str], column: str) -> int:
+    """0: not given."""
+    value = _number(row, column) or 0.0
+    if value % 1 or value > MOST_GPUS:
+        raise ConfigError(f"{column} {row[column]!r} must be a whole number of GPUs, at most {MOST_GPUS}")
+    return int(value)
 
 
 def _positive(row: Mapping[str, str], column: str) -> float:
