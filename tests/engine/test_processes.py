@@ -148,7 +148,14 @@ def test_what_else_a_stage_prints_holds_nobody_up(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_stage_without_a_traceback() -> None:
     command = [sys.executable, "-m", "bimetal.cli.main", "stage", "--listen", "127.0.0.1:0"]
     pipe = subprocess.PIPE
-    stage = subprocess.Popen(command, env={**os.environ, SECRET_VARIABLE: SECRET}, stdout=pipe, stderr=pipe)
+    stage = subprocess.Popen(
+        command,
+        env={**os.environ, SECRET_VARIABLE: SECRET},
+        stdout=pipe,
+        stderr=pipe,
+        # Tests that run in the background inherit that it is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     assert stage.stdout is not None
     assert stage.stdout.readline().startswith(b"LISTENING")
     time.sleep(0.1)
