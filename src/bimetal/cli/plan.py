@@ -54,6 +54,8 @@ def command(
             raise ConfigError(f"{path}: is a folder: give the path of a file in it")
         if path is not None and path.exists() and file.exists() and path.samefile(file):
             raise ConfigError(f"{path}: is the file to be planned and would be lost: give another path")
+    if output is not None and html is not None and output.absolute() == html.absolute():
+        raise ConfigError(f"{output}: is given for the plan and for the page: give two paths")
     document = Document.read(file)
     calibration = published_calibration()
     if coefficients is not None:
@@ -119,7 +121,7 @@ def _plan_demand(
     data = decision_document(decision)
     written = []
     if output is not None:
-        written = write_plans(decision, output)
+        written = write_plans(decision, output, document.source)
         output.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     if html is not None:
         try:

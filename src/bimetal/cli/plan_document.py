@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from bimetal.errors import ConfigError
 from bimetal.plan import dump_plan
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import Alternative, Decision
@@ -133,15 +134,22 @@ def _jobs(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
     }
 
 
-def write_plans(decision: Decision, output: Path) -> list[Path]:
-    """A Plan file for each template that the engine can run, beside `output`: NAME-0.yaml, NAME-1.yaml, ..."""
-    paths = []
-    for i, deployment in enumerate(deployments(decision.planner, decision.plan)):
-        if deployment.plan is not None:
-            path = output.with_name(f"{output.stem}-{i}{output.suffix or '.yaml'}")
-            path.write_text(dump_plan(deployment.plan), encoding="utf-8")
-            paths.append(path)
-    return paths
+def write_plans(decision: Decision, output: Path, source: str) -> list[Path]:
+    """A Plan file for each template that the engine can run, beside `output`: NAME-0.yaml, NAME-1.yaml, ... ConfigError where one
+    of them is `source`, the demand."""
+    plans = {
+        output.with_name(f"{output.stem}-{i}{output.suffix or '.yaml'}"): deployment.plan
+        for i, deployment in enumerate(deployments(decision.planner, decision.plan))
+        if deployment.plan is not None
+    }
+    for path in plans:
+        if path.exists() and path.samefile(source):
+            raise ConfigError(
+                f"{path}: is the file to be planned and would be lost to one of the plans: give -o another name"
+            )
+    for path, plan in plans.items():
+        path.write_text(dump_plan(plan), encoding="utf-8")
+    return list(plans)
 
 
 def _plain(value: Any) -> Any:
