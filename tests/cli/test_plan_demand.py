@@ -273,6 +273,26 @@ def test_names_can_be_read_in_a_narrow_terminal(demand_file):
     assert "TPOT p50/p99" in output
 
 
+def test_no_plan_is_written_over_the_demand(demand_file):
+    """plan.yaml comes with plan-0.yaml, plan-1.yaml, ..."""
+    demand = demand_file.rename(demand_file.with_name("plan-0.yaml"))
+    demand.write_text(SMALL.replace("stock:", "runnable_only: true\nstock:"))
+    before = demand.read_text()
+    with pytest.raises(ConfigError, match=r"plan-0.yaml: is the file to be planned and would be lost"):
+        run(demand, "--quick", "-o", demand.with_name("plan.yaml"))
+    assert demand.read_text() == before
+    with pytest.raises(ConfigError, match="for the plan and for the page"):
+        run(demand, "--quick", "-o", demand.with_name("x"), "--html", demand.with_name("x"))
+
+
+def test_batch_work_alone_has_no_cost_against_latency(demand_file):
+    night = [line for line in SMALL.splitlines(keepends=True) if "chat" not in line and "ttft" not in line]
+    demand_file.write_text("".join(line for line in night if "MI300X" not in line))
+    output = run(demand_file)
+    assert "night" in output
+    assert "Cost against latency" not in output
+
+
 def test_wrong_use_is_an_error_for_people(demand_file, tmp_path):
     with pytest.raises(ConfigError, match="go with a demand file"):
         run(FLEET, "--quick")

@@ -60,6 +60,35 @@ def test_files_are_written(files, tmp_path):
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_requests_that_would_be_refused_are_left_out_and_counted(files, tmp_path):
+    """The plan's max_model_len is 8192; an answer of a thousand million tokens would take its time."""
+    plan, trace = files
+    with trace.open("a") as file:
+        file.write("1e6,8000,192\n1e6,8000,193\n1e6,100,999999999\n")
+    document = json.loads(run(plan, trace, "--json"))
+    assert (document["classes"][0]["num_requests"], document["num_refused"]) == (121, 2)
+    assert "2 of 123 requests left out: longer" in " ".join(run(plan, trace).split())
+    long = tmp_path / "long.csv"
+    long.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n0,9000,1\n")
+    with pytest.raises(BimetalError, match=r"all 1 requests are longer, .* max_model_len 8192"):
+        run(plan, long)
+
+
+def test_what_cannot_be_written_is_named(files, tmp_path):
+    pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("matplotlib")
+    with pytest.raises(BimetalError, match=f"{tmp_path}: .*s a directory"):
+        run(*files, "-o", tmp_path, "--requests", 3)
+    with pytest.raises(BimetalError, match=r"t.xyz: Format 'xyz' is not supported.*give another ending"):
+        run(*files, "--plot", tmp_path / "t.xyz", "--requests", 3)
+
+
+def test_a_limit_that_is_no_number_is_refused(files):
+    result = CliRunner().invoke(command, [*map(str, files), "--ttft-slo", "nan"])
+    assert result.exit_code == 2
+    assert "not a number in the range x>0" in result.output
+
+
 def test_errors_are_for_people(files, tmp_path):
     plan, trace = files
     with pytest.raises(BimetalError, match="No such file"):

@@ -56,6 +56,8 @@ def command(
             raise ConfigError(f"{path}: is a folder: give the path of a file in it")
         if path is not None and path.exists() and file.exists() and path.samefile(file):
             raise ConfigError(f"{path}: is the file to be planned and would be lost: give another path")
+    if output is not None and html is not None and output.absolute() == html.absolute():
+        raise ConfigError(f"{output}: is given for the plan and for the page: give two paths")
     document = Document.read(file)
     calibration = published_calibration()
     if coefficients is not None:
@@ -118,7 +120,7 @@ def _plan_demand(
             )
     except ModuleNotFoundError as error:
         raise ConfigError(f'{error.name} is not installed: pip install "bimetal[plan]"') from error
-    written = [] if output is None else write_plans(decision, output)
+    written = [] if output is None else write_plans(decision, output, document.source)
     data = decision_document(decision, written)
     if output is not None:
         output.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bimetal.errors import ConfigError
 from bimetal.plan import dump_plan
 from bimetal.planner.decide import FleetPlan
 from bimetal.planner.decision import RUNNABLE, Alternative, Decision
@@ -153,21 +154,26 @@ def _jobs(decision: Decision, plan: FleetPlan) -> dict[str, Any]:
     }
 
 
-def write_plans(decision: Decision, output: Path) -> list[Path]:
+def write_plans(decision: Decision, output: Path, source: str) -> list[Path]:
     """A Plan file for each template that the engine can run, beside `output`: NAME-0.yaml, NAME-1.yaml, ... of the chosen plan;
-    if the engine cannot run all of it, NAME-today-0.yaml, ... of the plan that it runs today."""
-    paths = _write(decision, decision.plan, output, output.stem)
+    if the engine cannot run all of it, NAME-today-0.yaml, ... of the plan that it runs today.
+    ConfigError where one of them is `source`, the demand."""
+    paths = _write(decision, decision.plan, output, output.stem, source)
     today = next((a.plan for a in decision.alternatives if a.name == RUNNABLE), None)
     if today is not None and any(group.template.not_runnable for group in decision.plan.groups):
-        paths += _write(decision, today, output, f"{output.stem}-today")
+        paths += _write(decision, today, output, f"{output.stem}-today", source)
     return paths
 
 
-def _write(decision: Decision, plan: FleetPlan, output: Path, stem: str) -> list[Path]:
+def _write(decision: Decision, plan: FleetPlan, output: Path, stem: str, source: str) -> list[Path]:
     paths = []
     for i, deployment in enumerate(deployments(decision.planner, plan)):
         if deployment.plan is not None:
             path = output.with_name(f"{stem}-{i}{output.suffix or '.yaml'}")
+            if path.exists() and path.samefile(source):
+                raise ConfigError(
+                    f"{path}: is the file to be planned and would be lost to one of the plans: give -o another name"
+                )
             path.write_text(dump_plan(deployment.plan), encoding="utf-8")
             paths.append(path)
     return paths

@@ -51,6 +51,7 @@ def command(
 
     TRACE_FILE has the columns of Azure's, BurstGPT's or Mooncake's traces.
     """
+    from bimetal.errors import ConfigError
     from bimetal.perf.calibration import published_calibration
     from bimetal.perf.device import load_devices, with_devices
     from bimetal.plan import load_plan
@@ -63,6 +64,12 @@ def command(
     trace = load_trace(trace_file).compressed(compress)
     if requests is not None:
         trace = trace.first(requests)
+    asked, trace = trace, trace.no_longer_than(plan.max_model_len)
+    if not len(trace):
+        raise ConfigError(
+            f"{trace_file}: all {len(asked)} requests are longer, with their answers, than the plan's max_model_len "
+            f"{plan.max_model_len}: raise it there"
+        )
     devices = load_devices(coefficients) if coefficients else {}
     calibration = with_devices(published_calibration(), devices)
     hops = [device.hop_s for device in devices.values() if device.hop_s is not None]
@@ -88,6 +95,7 @@ def command(
                     "gpus": [asdict(use) for use in usage],
                     "makespan_s": run.makespan_s,
                     "num_preemptions": run.num_preemptions,
+                    "num_refused": len(asked) - len(trace),
                 },
                 indent=1,
             )
@@ -96,6 +104,11 @@ def command(
     from bimetal.cli.simulate_table import print_simulation
 
     print_simulation(run, results, usage)
+    if len(trace) < len(asked):
+        click.echo(
+            f"{len(asked) - len(trace)} of {len(asked)} requests left out: longer, with their answers, than max_model_len "
+            f"{plan.max_model_len}, so that `bimetal serve` refuses them"
+        )
 
 
 def _measured_link(hop_s: float) -> LinkOf:
@@ -129,19 +142,18 @@ def _links(fleet_file: Path | None) -> LinkOf:
 
 def _write(run: Simulation, output: Path | None, plot: Path | None) -> None:
     from bimetal.errors import ConfigError
+    from bimetal.simulate.files import write_requests, write_timeline
 
-    try:
-        if output is not None:
-            from bimetal.simulate.files import write_requests
-
-            write_requests(run, output)
-        if plot is not None:
-            from bimetal.simulate.files import write_timeline
-
-            write_timeline(run, plot)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f'{error.name} is not installed: pip install "bimetal[simulate]"') from error
-    except OSError as error:
-        raise ConfigError(
-            f"{error.filename}: {error.strerror}: give a path in a folder that exists"
-        ) from error
+    for path, write in ((output, write_requests), (plot, write_timeline)):
+        if path is None:
+            continue
+        try:
+            write(run, path)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f'{error.name} is not installed: pip install "bimetal[simulate]"') from error
+        except OSError as error:  # pyarrow's names no file
+            raise ConfigError(
+                f"{path}: {error.strerror or error}: give a path in a folder that exists"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}: give another ending") from error

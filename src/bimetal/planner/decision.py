@@ -130,7 +130,9 @@ def decide(
         verdict=tuple(_verdict(demand, chosen, alternatives)) + tuple(_doubts(chosen, alternatives)),
         binds=tuple(binding(planner, chosen)),
         relaxations=tuple(relaxations(planner, chosen, None)) if explore else (),
-        front=tuple(front(planner, chosen)) if explore and planner.traffic else (),
+        front=tuple(front(planner, chosen))
+        if explore and not all(t.is_batch for t in planner.traffic)
+        else (),
         num_templates=len(planner.templates),
         excluded=tuple(planner.candidates().excluded),
     )

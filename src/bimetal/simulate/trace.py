@@ -67,6 +67,14 @@ class Trace:
             index,
         )
 
+    def no_longer_than(self, max_tokens: int) -> Trace:
+        """Without requests of more tokens, prompt and answer together. Times count from what was the first."""
+        kept = self.input_tokens + self.output_tokens <= max_tokens
+        index = None if self.class_index is None else self.class_index[kept]
+        return Trace(
+            self.arrival_s[kept], self.input_tokens[kept], self.output_tokens[kept], self.classes, index
+        )
+
 
 def load_trace(path: Path) -> Trace:
     """CSV or JSON lines, plain or as .gz; ConfigError names file, line, column and value."""
