@@ -118,7 +118,7 @@ def run_workload(driver: Driver, workload: Workload, seed: int, *, with_window: 
     Without the decode window, stages are asked for no statistics on the way, which would end a profile.
     """
     check_fits(driver, workload)
-    rng = random.Random(f"{seed} {workload}")
+    rng = random.Random(seed)
     salt = secrets.token_hex(8)  # nothing that an earlier run left in the cache counts
     vocab_size = driver.spec.vocab_size
     sampling = SamplingParams(max_tokens=workload.output_tokens, temperature=0.0, ignore_eos=True)

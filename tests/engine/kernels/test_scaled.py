@@ -75,6 +75,8 @@ def test_the_own_product_gets_rows_and_scales_the_right_way_round(monkeypatch: p
     try:
         product = products.linear(x, weight, None)
     except RuntimeError as refusal:
+        if "only supports per-tensor scaling for CPU" not in str(refusal):
+            raise
         pytest.skip(f"torch {torch.__version__} has no such product on CPUs: {str(refusal)[-80:]}")
     assert error(product, expected) < 1e-2
     assert error(products.linear(x, weight, bias), expected + bias.float()) < 1e-2

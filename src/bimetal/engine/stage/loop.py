@@ -212,9 +212,8 @@ class StageLoop:
         is_small = rows.nbytes <= PIECE_BYTES
         rows = rows.contiguous()
         if self._device.is_gpu and not is_small:
-            rows = (
-                rows.clone()
-            )  # a graph overwrites its output at the next replay, and the copies run beside that
+            # A graph overwrites its output at the next replay, and the copies run beside that.
+            rows = rows.clone()
         pieces = []
         for piece in rows.split(max(PIECE_BYTES // rows[0].nbytes, 1)):
             copy = self._device.download(piece, beside=not is_small)

@@ -134,17 +134,11 @@ class StageProcess:
         while True:
             try:
                 command = self._next_command()
-            except Exception as error:  # a result could not leave
-                self._fail(error)
-                continue
-            if isinstance(command, _Ended):
-                self._session = self._loop = (
-                    None  # threads that still wait hold this object, and would hold the weights
-                )
-                return
-            header, payload = command
-            try:
-                self._obey(header, payload)
+                if isinstance(command, _Ended):
+                    # Threads that still wait hold this object, and would hold the weights.
+                    self._session = self._loop = None
+                    return
+                self._obey(*command)
             except Exception as error:
                 self._fail(error)
 
